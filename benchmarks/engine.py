@@ -152,7 +152,11 @@ def _against_plain(
     options: argparse.Namespace,
     default: Engine | None = None,
 ) -> dict[str, Any]:
-    """The same engine at several lengths, not speculating, and with lengths by goodput; and another one beside it."""
+    """Compare fixed lengths of one engine, 0 among them, with lengths by goodput.
+
+    Args:
+        default: another engine, which chooses by itself.
+    """
     params = SamplingParams(temperature=options.temperature, max_tokens=NEW_TOKENS, ignore_eos=True)
     controllers: dict[str, LengthController] = {str(k): FixedLength(k) for k in lengths}
     controllers["goodput"] = GoodputController(max(lengths), drafts_with_model=engine.draft is not None)
@@ -173,8 +177,9 @@ def _against_plain(
     timed = paired({name: (lambda name=name: under(name)) for name in sides}, options.rounds, against="0")
     for name, taken in steps.items():
         timed["sides"][name]["block_efficiency"] = len(taken) * batch * NEW_TOKENS / sum(taken)
-    for each in {id(side.engine): side.engine for side in sides.values()}.values():
-        each.close()
+    engine.close()
+    if default is not None:
+        default.close()
     best = max((str(k) for k in lengths if k), key=lambda name: timed["ratios"][name])
     return {**timed, "best_length": int(best), "ratio": timed["ratios"][best], "goodput": timed["ratios"]["goodput"]}
 

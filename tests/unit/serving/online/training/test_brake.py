@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -37,6 +37,13 @@ def reaches(process: psutil.Process, wanted: set[str]) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def wait_for(count: int, sent: Sized) -> None:
+    """Wait until so many signals were sent, but not for ever."""
+    deadline = time.monotonic() + PATIENCE_S
+    while len(sent) < count and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 STOPPED, GOING = {psutil.STATUS_STOPPED}, {psutil.STATUS_RUNNING, psutil.STATUS_SLEEPING}
@@ -84,9 +91,7 @@ def test_beside_requests_it_runs_its_share_of_the_time() -> None:
     brake = Brake(lambda: 1, 0.25, lambda pid, which: sent.append((which, time.monotonic())))
     brake.set_busy(True)
     brake.start()
-    deadline = time.monotonic() + PATIENCE_S
-    while len(sent) < 9 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(9, sent)
     brake.release()
     assert [which for which, _ in sent[:4]] == [signal.SIGSTOP, signal.SIGCONT] * 2
     assert sent[-1][0] == signal.SIGCONT
@@ -107,9 +112,7 @@ def test_time_between_requests_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     brake.start()
     time.sleep(0.3)
     brake.set_busy(True)
-    deadline = time.monotonic() + PATIENCE_S
-    while len(sent) < 2 * 50 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(2 * 50, sent)
     brake.release()
     times = [at for _, at in sent[:100]]
     running = [later - at for at, later in zip(times[1::2], times[2::2], strict=False)]
@@ -144,9 +147,7 @@ def test_it_does_not_stand_still_for_long_with_a_lock_that_others_wait_for(monke
     brake.start()
     time.sleep(0.3)
     brake.set_busy(True)
-    deadline = time.monotonic() + PATIENCE_S
-    while len(sent) < 4 and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_for(4, sent)
     assert sent[:4] == [signal.SIGSTOP, signal.SIGCONT] * 2
     brake.release()
 
