@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Collection
 from pathlib import Path
 
@@ -15,10 +15,10 @@ def add_common(parser: ArgumentParser, output: str) -> None:
     parser.add_argument("words", nargs="*", help="further settings of every run")
 
 
-def check_prompts(parser: ArgumentParser, options: Namespace) -> None:
+def check_prompts(parser: ArgumentParser, prompts: str, option: str = "--prompts") -> None:
     """End the program with exit code 2 if there is no file of prompts."""
-    if not Path(options.prompts).is_file():
-        parser.error(f"--prompts {options.prompts}: no such file")
+    if not Path(prompts).is_file():
+        parser.error(f"{option} {prompts}: no such file")
 
 
 def names_of(parser: ArgumentParser, option: str, given: str, known: Collection[str]) -> tuple[str, ...]:

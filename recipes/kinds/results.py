@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from matplotlib.figure import Figure
 
 from distillspec.files import write_json, write_text
 from distillspec.provenance import provenance
+from distillspec.recipes.kinds.elsewhere import cells, compared
 from distillspec.recipes.kinds.study import Study
 
 SHOWN = 4  # drafted positions in the table
@@ -22,20 +24,34 @@ def summary_of(folder: Path) -> dict[str, Any] | None:
     return found
 
 
-def write_results(study: Study) -> str:
-    """Write `results.json`, `results.md` and `kinds.png` under the study's root. Return the table."""
+def figures_of(study: Study) -> dict[str, dict[str, Any]]:
+    """Return the figures of the finished kinds."""
     found = {kind: summary_of(study.folder(kind)) for kind in study.kinds}
-    kinds = {kind: _figures(study.folder(kind), summary) for kind, summary in found.items() if summary is not None}
+    return {kind: _figures(study.folder(kind), summary) for kind, summary in found.items() if summary is not None}
+
+
+def write_results(study: Study) -> str:
+    """Write `results.json`, `results.md` and `kinds.png` under the study's root. Return the tables."""
+    kinds, elsewhere = figures_of(study), _elsewhere(study)
     record = {"kinds": kinds, "minutes": study.minutes, "text_minutes": study.text_minutes, "target": study.target}
-    write_json(study.root / "results.json", {**record, "provenance": provenance([], 0)})
-    table = _table(kinds)
+    write_json(study.root / "results.json", {**record, "elsewhere": elsewhere, "provenance": provenance([], 0)})
+    table = _table(kinds) + ("\n" + _table_elsewhere(elsewhere) if elsewhere else "")
     write_text(study.root / "results.md", table)
     _picture(kinds, study.root / "kinds.png")
     return table
 
 
-def _figures(run: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    after = summary["after"]
+def _elsewhere(study: Study) -> dict[str, dict[str, Any]]:
+    """Return the judgements on other text and at other temperatures, by draft. The best kind comes first."""
+    kinds, found = compared(figures_of(study)), dict[str, dict[str, Any]]()
+    for cell in cells(study):
+        if (summary := summary_of(cell.folder(study))) is not None:
+            found[cell.name] = dict(zip(kinds, map(_judged, summary["results"]), strict=False))
+    return found
+
+
+def _judged(after: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of an evaluation."""
     cost, speedup = after["cost"], after["speedup"]
     return {
         "alpha": after.get("alpha_by_position") or [after["alpha"]],
@@ -44,6 +60,12 @@ def _figures(run: Path, summary: dict[str, Any]) -> dict[str, Any]:
         "draft_steps": {batch: each["draft_steps"] for batch, each in cost.items()},
         "predicted": {batch: max(each["intervals"], key=lambda i: i["mean"]) for batch, each in speedup.items()},
         "measured": after.get("measured"),
+    }
+
+
+def _figures(run: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **_judged(summary["after"]),
         "bytes": sum(file.stat().st_size for file in (run / "draft").glob("*.safetensors")),
         "minutes": summary.get("minutes"),
     }
@@ -51,21 +73,47 @@ def _figures(run: Path, summary: dict[str, Any]) -> dict[str, Any]:
 
 def _table(kinds: dict[str, dict[str, Any]]) -> str:
     batches = sorted({batch for each in kinds.values() for batch in each["c"]}, key=int)
-    head = ["kind", "α by position", f"τ({SHOWN})", "c", *(f"predicted at {b}" for b in batches), "measured", "MB"]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    for kind, each in kinds.items():
-        measured = each["measured"]
-        cells = [
+    predicted = [f"predicted at {batch}" for batch in batches]
+    head = ["kind", "α by position", f"τ({SHOWN})", "c", *predicted, "measured", "by default", "MB"]
+    rows = [
+        [
             kind,
-            ", ".join(f"{alpha['mean']:.3f}" for alpha in each["alpha"][:SHOWN]),
+            _alphas(each),
             f"{each['tau'][SHOWN - 1]['mean']:.2f}",
             f"{each['c'][batches[0]]:.3f}",
             *(interval_cell(each["predicted"].get(batch)) for batch in batches),
-            "–" if measured is None else f"{interval_cell(measured['ratio'])} with {measured['gamma']}",
+            *_measured_cells(each["measured"]),
             f"{each['bytes'] / 1e6:.0f}",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        for kind, each in kinds.items()
+    ]
+    return _lines(head, rows)
+
+
+def _table_elsewhere(found: dict[str, dict[str, Any]]) -> str:
+    head = ["prompts", "kind", "α by position", f"τ({SHOWN})", "measured", "by default"]
+    rows = [
+        [name, kind, _alphas(each), f"{each['tau'][SHOWN - 1]['mean']:.2f}", *_measured_cells(each["measured"])]
+        for name, kinds in found.items()
+        for kind, each in kinds.items()
+    ]
+    return _lines(head, rows)
+
+
+def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines) + "\n"
+
+
+def _alphas(each: dict[str, Any]) -> str:
+    return ", ".join(f"{alpha['mean']:.3f}" for alpha in each["alpha"][:SHOWN])
+
+
+def _measured_cells(measured: dict[str, Any] | None) -> tuple[str, str]:
+    """Return the speed-up of the best fixed length, and that of a server's defaults."""
+    if measured is None:
+        return "–", "–"
+    return f"{interval_cell(measured['ratio'])} with {measured['gamma']}", interval_cell(measured.get("served"))
 
 
 def interval_cell(value: dict[str, float] | None) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FIRST = "eagle"  # its run writes the text that all kinds learn from
+TOKENS = "tokens"  # reads no states of the target
 JUDGED = ("data.eval_prompts=", "data.max_new_tokens=")  # settings of the held-out answers, the same for all kinds
 KINDS: dict[str, tuple[str, ...]] = {
     FIRST: (),
@@ -13,7 +14,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "hydra": ("draft=medusa", "draft.sequential=true"),
     "medusa": ("draft=medusa",),
     "features": ("draft=pruned", "draft.layers=3", "draft.features=true"),
-    "tokens": ("draft=pruned", "draft.layers=3"),
+    TOKENS: ("draft=pruned", "draft.layers=3"),
 }
 
 
@@ -27,6 +28,8 @@ class Study:
         minutes: of training, each kind.
         text_minutes: of writing text, once.
         words: further settings of every run. Those that choose the training text go to the first run alone.
+        elsewhere: further prompt files that the best kind and the tokens' one are judged on.
+        temperatures: other ones that these are judged at, on the study's own prompts.
     """
 
     root: Path
@@ -36,6 +39,8 @@ class Study:
     target: str = "smollm2"
     kinds: tuple[str, ...] = tuple(KINDS)
     words: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    temperatures: tuple[float, ...] = ()
 
     def folder(self, kind: str) -> Path:
         """Return the run folder of a kind."""

@@ -36,7 +36,7 @@ def _study() -> Study:
     parser.add_argument("--count", type=int, default=64, help="prompts of each run")
     parser.add_argument("--cells", default=",".join(CELLS), help=f"of {', '.join(CELLS)}")
     options = parser.parse_args()
-    check_prompts(parser, options)
+    check_prompts(parser, options.prompts)
     named = names_of(parser, "--cells", options.cells, CELLS)
     words = tuple(options.words)
     return Study(Path(options.output), options.prompts, options.draft, options.target, options.count, named, words)

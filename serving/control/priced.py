@@ -10,66 +10,22 @@ Costs are a row's share of a step in which all rows draft alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy
 
 from distillspec.serving.base.catch_up import ALONG, MOST
-from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation
 from distillspec.serving.control.base import Option, RowView, evidence
 from distillspec.serving.control.candidates import Candidates, chains
+from distillspec.serving.control.offers import Chosen, Drafted, Offer, PricedPlan
 from distillspec.serving.costs.latency import LatencyModel
 
 FEWEST = 4  # nodes over which the cost of one is taken
 STOP = 0.5  # share of its cost below which a node, and those after it, are not looked at
 PAYS_BACK = 24  # steps in which the reading of a text by a draft must pay
 EXPLORED = 0.5  # plain steps that reading a text may take, so that its draft is explored
-NO_TREE = TreeShape()
 NOTHING = float("-inf")  # value of what cannot be drafted
-
-
-class Drafted(NamedTuple):
-    """The best tree of one source for one row, at a price."""
-
-    tokens: float = 0.0  # expected to be accepted, where no node that it is behind is
-    seconds: float = 0.0  # with its share of the target's pass
-    shape: TreeShape = NO_TREE
-
-
-class Offer(NamedTuple):
-    """Tree that a source would draft for a row, with its value."""
-
-    value: float  # tokens, less the cost at the price
-    option: Option
-    shape: TreeShape = NO_TREE
-    tokens: float = 0.0  # expected to be accepted
-
-    def and_then(self, behind: Offer) -> Offer:
-        """Return the offer of a draft's tree behind these nodes."""
-        return behind._replace(value=self.value + behind.value, tokens=self.tokens + behind.tokens)
-
-
-class Chosen(NamedTuple):
-    """Source and tree chosen for a row."""
-
-    row: RowView  # with the source alone, and the likely nodes that are drafted
-    shape: TreeShape = NO_TREE  # of the source's own tree
-    tokens: float = 0.0  # expected to be accepted
-    gain: float = 0.0  # tokens by which named nodes are worth more than the best without them
-
-
-class PricedPlan(NamedTuple):
-    """A step: what is drafted for each row, and what it is expected to give."""
-
-    chosen: tuple[Chosen, ...]
-    allocation: Allocation
-
-    @property
-    def gain(self) -> float:
-        """Tokens by which named nodes are worth more than the best without them, as a share of all tokens."""
-        return sum([each.gain for each in self.chosen]) / max(1.0, self.allocation.tokens)
 
 
 class PriceList:
@@ -114,19 +70,21 @@ class PriceList:
     def plan(self, rows: Sequence[RowView], *, second: bool = False) -> PricedPlan:
         """Return the best plan at the price. `second`: of each row's sources, the second best one."""
         explored = self._explored(rows) if second else set[str]()
-        best = self._planned(rows, [self._choose(row, second=row.sequence_id in explored) for row in rows])
-        drafting = [each.row.source for each in best.chosen if _drafts(each)]
+        offers = list(map(self._offers, rows))
+        pairs = list(zip(rows, offers, strict=True))
+        best = self._planned(rows, [_chosen(row, own, second=row.sequence_id in explored) for row, own in pairs])
+        drafting = [each.row.source for each in best.chosen if each.drafts]
         if second or not drafting or (len(drafting) == len(rows) and len(set(drafting)) == 1):
             return best
         # A row's share of a draft's passes was that of a step in which all rows draft with it.
-        other = self._planned(rows, [self._choose(row, drafts=False) for row in rows])
+        other = self._planned(rows, [_chosen(row, own, drafts=False) for row, own in pairs])
         return max(best, other, key=lambda plan: plan.allocation.tokens - self.price * plan.allocation.seconds)
 
     def _planned(self, rows: Sequence[RowView], wished: Sequence[Chosen]) -> PricedPlan:
         """Return the plan with the nodes of these choices that pay together."""
         chosen = self._trimmed(wished)
         context = sum([row.context_tokens for row in rows])
-        nodes = [each.shape.nodes + _joined(each.row) for each in chosen]
+        nodes = [each.shape.nodes + each.joined for each in chosen]
         drafting_s = self._drafting_s(chosen, context)
         seconds = self.latency.target.seconds(context, len(rows) + sum(nodes), len(rows)) + drafting_s
         tokens = len(rows) + sum([each.tokens for each in chosen])
@@ -141,8 +99,8 @@ class PriceList:
             explored.add(behind[1])
         return explored
 
-    def _choose(self, row: RowView, *, second: bool = False, drafts: bool = True) -> Chosen:
-        """Return the best that is drafted for a row: one source's tokens, or a draft's behind named nodes."""
+    def _offers(self, row: RowView) -> list[Offer]:
+        """Return what may be drafted for a row, best first: one source's tokens, or a draft's behind named nodes."""
         able = [option for option in row.options if option.limit]
         alone = [self._named(option) if _names(option) else self._tree(row, option) for option in able]
         offers = [offer for offer in alone if offer.value > NOTHING]
@@ -150,14 +108,7 @@ class PriceList:
             joined = [option._replace(likely=first.option.likely) for option in able if option.drafted_by_model]
             behind = [self._tree(row, option) for option in joined]
             offers += [first.and_then(offer) for offer in behind if offer.value > NOTHING]
-        without = max([0.0, *[offer.value for offer in offers if offer.option.likely is None]])
-        offers = [offer for offer in offers if drafts or not offer.option.drafted_by_model]
-        offers.sort(key=lambda offer: -offer.value)
-        place = int(second and len(offers) > 1)
-        if not offers or (offers[place].value <= 0 and not second):
-            return Chosen(row._replace(others=(), likely=None))
-        best = offers[place]
-        return Chosen(row.with_option(best.option), best.shape, best.tokens, max(0.0, best.value - without))
+        return sorted(offers, key=lambda offer: -offer.value)
 
     def _named(self, option: Option) -> Offer:
         """Return the nodes that a source names and that pay, each by itself."""
@@ -231,7 +182,7 @@ class PriceList:
         chances = sorted([chance for own in likely for chance in own], reverse=True)
         if not chances:
             return tuple(chosen)
-        base = len(chosen) + sum([each.shape.nodes for each in chosen if each.row.likely is None or _joined(each.row)])
+        base = len(chosen) + sum([each.shape.nodes for each in chosen if each.row.likely is None or each.joined])
         best, gained, kept, table = 0.0, 0.0, 0, self.latency.target
         before_s = table.seconds(0, base)
         for number, chance in enumerate(chances, 1):
@@ -243,7 +194,7 @@ class PriceList:
             return tuple(chosen)
         least = chances[kept - 1] if kept else 2.0
         counts = [sum([chance >= least for chance in own]) for own in likely]
-        return tuple(map(_with_nodes, chosen, counts))
+        return tuple(map(Chosen.first, chosen, counts))
 
     def _pass_s(self, option: Option, levels: int) -> float:
         """Return a row's share of the passes that draft so many levels."""
@@ -257,7 +208,7 @@ class PriceList:
         levels: dict[tuple[bool, str], list[int]] = {}
         free = False
         for each in chosen:
-            if _drafts(each):
+            if each.drafts:
                 levels.setdefault((each.row.at_once, each.row.source), []).append(each.shape.depth)
             free |= each.row.likely is not None
         seconds = self.latency.draft_free_s * free
@@ -268,9 +219,19 @@ class PriceList:
         return seconds
 
 
-def _drafts(chosen: Chosen) -> bool:
-    """Return True for a row that a draft drafts for."""
-    return chosen.row.drafted_by_model and chosen.shape.depth > 0
+def _chosen(row: RowView, offers: Sequence[Offer], *, second: bool = False, drafts: bool = True) -> Chosen:
+    """Return the best offer to a row, or the second best one, if any is worth its cost.
+
+    Args:
+        drafts: False: no draft runs.
+    """
+    without = max([0.0, *[offer.value for offer in offers if offer.option.likely is None]])
+    found = [offer for offer in offers if drafts or not offer.option.drafted_by_model]
+    place = int(second and len(found) > 1)
+    if not found or (found[place].value <= 0 and not second):
+        return Chosen(row._replace(others=(), likely=None))
+    best = found[place]
+    return Chosen(row.with_option(best.option), best.shape, best.tokens, max(0.0, best.value - without))
 
 
 def _is_behind(option: Option) -> bool:
@@ -281,20 +242,3 @@ def _is_behind(option: Option) -> bool:
 def _names(option: Option) -> bool:
     """Return True for a source that names its nodes."""
     return option.likely is not None and not option.drafted_by_model
-
-
-def _with_nodes(chosen: Chosen, count: int) -> Chosen:
-    """Return the same with at most so many likely nodes."""
-    nodes = chosen.row.likely
-    if nodes is None or count >= len(nodes.chances):
-        return chosen
-    kept = nodes.first(count)
-    tokens, gain = chosen.tokens - (nodes.tokens - kept.tokens), chosen.gain * kept.tokens / nodes.tokens
-    if chosen.row.drafted_by_model:
-        return chosen._replace(row=chosen.row._replace(likely=kept if count else None), tokens=tokens, gain=gain)
-    return Chosen(chosen.row._replace(likely=kept), kept.shape, tokens, gain)
-
-
-def _joined(row: RowView) -> int:
-    """Return the likely nodes that a draft's tree is behind."""
-    return len(row.likely.chances) if row.drafted_by_model and row.likely is not None else 0

@@ -15,7 +15,8 @@ from distillspec.serving.control.base import BatchView, RowView, StepResult, is_
 from distillspec.serving.control.candidates import Candidates
 from distillspec.serving.control.decision import Decision, Mode, catch_up_s
 from distillspec.serving.control.held_plan import HELD
-from distillspec.serving.control.priced import NO_TREE, PricedPlan, PriceList
+from distillspec.serving.control.offers import NO_TREE, PricedPlan
+from distillspec.serving.control.priced import PriceList
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.costs.latency import LatencyModel
 

@@ -1,0 +1,38 @@
+"""The drafts that are judged on other text, the cells they are judged in, and the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from distillspec.recipes.kinds.elsewhere import Cell, cells, compared
+from distillspec.recipes.kinds.study import Study
+
+
+def predicted(speedup: float) -> dict[str, Any]:
+    return {"predicted": {"1": {"mean": speedup}}}
+
+
+def test_the_best_kind_is_compared_with_the_one_without_states() -> None:
+    kinds = {"eagle": predicted(1.5), "block": predicted(1.6), "tokens": predicted(1.2)}
+    assert compared(kinds) == ["block", "tokens"]
+    assert compared({"eagle": predicted(1.5)}) == ["eagle"]
+    assert compared({"eagle": predicted(1.1), "tokens": predicted(1.2)}) == ["tokens"]
+
+
+def test_other_text_is_judged_as_the_study_was_and_own_text_at_other_temperatures(tmp_path: Path) -> None:
+    words = ("data.eval_prompts=8", "draft.vocabulary=64", "data.batch_slots=4")
+    study = Study(tmp_path, "a/maths.jsonl", words=words, elsewhere=("code.jsonl",), temperatures=(0.0, 0.7))
+    assert cells(study) == [Cell("a/maths.jsonl", 0.0), Cell("a/maths.jsonl", 0.7), Cell("code.jsonl", 1.0)]
+    command = cells(study)[2].command(study, ["block", "tokens"])
+    assert command == [
+        "eval",
+        f"drafts=[{tmp_path}/block,{tmp_path}/tokens]",
+        "target=smollm2",
+        "data.prompts=code.jsonl",
+        "sampling.temperature=1",
+        "evaluation.measure_speedup=true",
+        "data.eval_prompts=8",
+        f"hydra.run.dir={tmp_path}/elsewhere/code-1",
+    ]
+    assert len({cell.folder(study) for cell in cells(study)}) == 3
