@@ -55,7 +55,7 @@ class SlotDecoder:
         """Append one token to each of the first `len(tokens)` slots. Return the next logits, `[n, V]`."""
         count = len(tokens)
         longest = int(self.lengths[:count].max()) + 1
-        starts = self.lengths[:count].to(self.model.device)
+        starts = self.lengths[:count].to(self.model.device, copy=True)  # the lengths change below
         view = SlotView.append(self.cache, range(count), starts, torch.ones_like(starts), longest=longest)
         read = tokens.to(self.model.device)
         self.lengths[:count] += 1

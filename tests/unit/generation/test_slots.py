@@ -15,12 +15,17 @@ from distillspec.generation import slots as generator_module
 from distillspec.generation.decoder import SlotDecoder
 from distillspec.models import LanguageModel, initialise_draft, packed_linear, product_trial
 from distillspec.models.features import read_states
+from distillspec.models.few_queries import why_not
+from distillspec.models.few_tokens import FewTokens
+from distillspec.models.flat_view import FlatView
 from distillspec.models.packed_linear import PackedLinear
 from distillspec.models.packed_products import OneDnnProduct
 from distillspec.models.slot_attention import IMPLEMENTATION, slot_attention_in
 from distillspec.sampling import NonFiniteLogits
-from distillspec.signals import SignalRequest
+from distillspec.signals import SignalRequest, TeacherSignal
 from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy, StateRequest
+
+from ..models.middle_llama import llama
 
 GREEDY, PLAIN = SamplingPolicy(temperature=0.0), SamplingPolicy()
 LENGTHS = (3, 17, 1, 8, 70, 5, 29, 2, 11, 40, 6)
@@ -53,6 +58,34 @@ def plain_greedy(model: LanguageModel, request: GenerationRequest) -> tuple[int,
         suppress_tokens=list(range(model.identity.vocab_size, model.model.config.vocab_size)),
     )
     return tuple(out[0, ids.shape[1] :].tolist())
+
+
+@pytest.mark.numerics
+@pytest.mark.skipif(why_not() is not None, reason=f"no kernel here: {why_not()}")
+def test_what_layers_in_one_call_record_is_what_the_model_says_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, passes = llama(), list[int]()
+    monkeypatch.setattr(generator_module, "PACKED_STEPS", 1)
+    hidden = FewTokens.hidden
+
+    def counted(few: FewTokens, view: FlatView, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
+        passes.append(len(view.places))
+        return hidden(few, view, tokens, fed)
+
+    monkeypatch.setattr(FewTokens, "hidden", counted)
+    generator = SlotGenerator(model, slots=3, states=StateRequest((1, 2)))
+    samples = write(generator, requests(), PLAIN, signal=SignalRequest("topk", 16), stop_ids=())
+    assert sum(passes) > 100, "one pass a token"
+    for sample in samples:
+        ids, first = torch.tensor([[*sample.prompt_ids, *sample.response_ids]]), len(sample.prompt_ids) - 1
+        with torch.no_grad():
+            told = model.model(ids, output_hidden_states=True)
+        logprobs = told.logits[0, first:-1].log_softmax(-1)
+        assert isinstance(sample.signal, TeacherSignal)
+        known = logprobs.gather(1, sample.signal.ids.long())
+        assert torch.allclose(sample.signal.logprobs.float(), known, atol=0.02)
+        states = torch.cat([told.hidden_states[i][0, :-1] for i in (1, 2)], -1)
+        assert sample.states is not None
+        assert torch.allclose(sample.states.values.float(), states, rtol=0.02, atol=0.02 * float(states.abs().max()))
 
 
 @pytest.mark.numerics

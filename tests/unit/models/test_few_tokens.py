@@ -10,7 +10,6 @@ from itertools import product
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft
@@ -20,13 +19,12 @@ from distillspec.models.few_queries import why_not
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
-from distillspec.models.target import wrap
-from distillspec.models.tiny import tiny_tokenizer
 from distillspec.native.library import FLAGS, cpp_compiler
 from distillspec.native.vector_kernel import LARGEST, SOURCE, SOURCES, ZERO, Kind, coded, vector_kernel
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 
+from .middle_llama import llama
 from .state_drafts import state_draft
 
 pytestmark = [
@@ -39,31 +37,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 HALF, CODED = Kind(torch.float32, torch.float16), Kind(torch.float32, torch.int8)
 PAIRS, CODED_PAIRS = Kind(torch.bfloat16, torch.bfloat16), Kind(torch.bfloat16, torch.uint8)
 TREE = TokenTree.of_parents([9, 8, 7, 6], [-1, -1, 0, 1])
-
-
-def llama(dtype: torch.dtype = torch.float32, **changes: object) -> LanguageModel:
-    """Three layers, just large enough, with weights that 16 bits hold."""
-    torch.manual_seed(2)
-    settings = {
-        "vocab_size": 259,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "initializer_range": 0.2,
-        "max_position_embeddings": 512,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 2,
-    }
-    model = LlamaForCausalLM(LlamaConfig(**{**settings, **changes})).eval().requires_grad_(False)
-    for name, parameter in model.named_parameters():
-        if "norm" in name:
-            parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
-        parameter.copy_(parameter.bfloat16().half())
-    return wrap(model.to(dtype), tiny_tokenizer(), "middle")
 
 
 def make_of_codes(draft: LanguageModel, held: torch.dtype) -> None:
