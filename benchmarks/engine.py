@@ -64,6 +64,7 @@ GOALS = {
     "overhead": {"greedy": 2.0, "temperature 1": 5.0, "top-p 0.95": 8.0, "batch 1": 1.5},
 }
 RAGGED = 32  # prompts of unlike lengths
+OWN_PLAIN = "default, nothing drafted"
 
 
 def main() -> None:
@@ -155,14 +156,15 @@ def _against_plain(
     """Compare fixed lengths of one engine, 0 among them, with lengths by goodput.
 
     Args:
-        default: another engine, which chooses by itself.
+        default: another engine, which chooses by itself. Its ratio is to its own plain decoding: an engine's weights
+            lie in pages of its own, whose speed differs by some percent.
     """
     params = SamplingParams(temperature=options.temperature, max_tokens=NEW_TOKENS, ignore_eos=True)
     controllers: dict[str, LengthController] = {str(k): FixedLength(k) for k in lengths}
     controllers["goodput"] = GoodputController(max(lengths), drafts_with_model=engine.draft is not None)
     sides = {name: Side(engine, controller) for name, controller in controllers.items()}
     if default is not None:
-        sides["default"] = Side(default)
+        sides |= {"default": Side(default, default.controller), OWN_PLAIN: Side(default, FixedLength(0))}
 
     parts = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
     turns = {name: cycle(parts) for name in sides}
@@ -180,6 +182,8 @@ def _against_plain(
     engine.close()
     if default is not None:
         default.close()
+        rates = [timed["sides"][name]["rounds"] for name in ("default", OWN_PLAIN)]
+        timed["ratios"]["default"] = statistics.median(own / plain for own, plain in zip(*rates, strict=True))
     best = max((str(k) for k in lengths if k), key=lambda name: timed["ratios"][name])
     return {**timed, "best_length": int(best), "ratio": timed["ratios"][best], "goodput": timed["ratios"]["goodput"]}
 

@@ -11,11 +11,14 @@ from statistics import median
 import numpy
 import torch
 
-from distillspec.serving.costs.hardware_profile import ModelKey, PassKey, Profile, Timed, fit, machine
+from distillspec.serving.base.params import SamplingParams
+from distillspec.serving.base.requests import Request
+from distillspec.serving.costs.hardware_profile import HostCost, ModelKey, PassKey, Profile, Timed, fit, machine
 from distillspec.serving.engine import Engine
 from distillspec.serving.timed_passes import TimedPasses, Work
 
 RESAMPLES = 1000  # bootstrap samples of the rounds
+HOST_PROMPT, HOST_STEPS = 8, 48  # tokens of a prompt, and of its answer, whose steps show what the host takes
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,21 @@ def measure(
         ModelKey.of(engine.draft) if engine.draft is not None and drafted else None,
         fit(drafted) if drafted else None,
         any(own.at_once for own in passes.drafts()),
+        HostCost.through({rows: _host_s(engine, rows) for rows in {1, max(grid.rows)}}),
     )
+
+
+def _host_s(engine: Engine, rows: int) -> float:
+    """Return the seconds of an idle engine's steps outside their passes, the median over steps in which rows decode."""
+    params = SamplingParams(max_tokens=max(1, min(HOST_STEPS, engine.max_model_len - HOST_PROMPT)), ignore_eos=True)
+    for row in range(rows):
+        engine.submit(Request(f"host {rows} {row}", (1,) * HOST_PROMPT, params))
+    found = [0.0]
+    while engine.has_work:
+        result = engine.step().result
+        if result is not None and not result.prefill_tokens and len(result.rows) == rows:
+            found.append(result.total_s - result.draft_s - result.target_s)
+    return median(found[1:] or found)
 
 
 def _verifications(passes: TimedPasses, grid: Grid) -> list[Work]:

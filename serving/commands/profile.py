@@ -52,7 +52,16 @@ def run(config: ProfileCommand, folder: Path) -> None:
     print(_table(profile))
     print("\n".join(_over_plain(profile)))
     figures = {name: _figures(fitted) for name, fitted in _parts(profile).items()}
-    close_run(folder, "profile", {"profile": str(folder / FILE), "machine": dict(profile.machine), "costs": figures})
+    close_run(
+        folder,
+        "profile",
+        {
+            "profile": str(folder / FILE),
+            "machine": dict(profile.machine),
+            "costs": figures,
+            "host": profile.host._asdict(),
+        },
+    )
 
 
 def plot(profile: Profile, path: Path) -> None:
@@ -120,4 +129,5 @@ def _table(profile: Profile) -> str:
         knots = ", ".join(f"{tokens:g}: {1e3 * seconds:.1f}" for tokens, seconds in cost.knots)
         times = f"{1e6 * cost.per_context:>15.3f} ms{1e3 * cost.per_row:>9.3f} ms{1e3 * cost.first:>9.3f} ms"
         lines.append(f"{name:<8}{times}{100 * fitted.held_out_error:>14.1f} %  {knots}")
+    lines.append(f"outside passes: {1e3 * profile.host.step_s:.2f} ms a step, {1e3 * profile.host.row_s:.3f} ms a row")
     return "\n".join(lines)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from distillspec.commands.drafts import find_draft, find_drafts
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import ServeCommand
-from distillspec.errors import ConfigError, Terminated
+from distillspec.config.registry import WITHOUT_DRAFT
+from distillspec.errors import ConfigError, RunError, Terminated
 from distillspec.models import LanguageModel, load_target
 from distillspec.serving.base.threads import in_own_thread
 from distillspec.serving.costs.kept_costs import cost_key, kept_costs
@@ -37,7 +38,7 @@ def run(config: ServeCommand, folder: Path) -> None:
 
     Raises:
         ConfigError: a setting is invalid, the port is taken, or the extra `serve` is not installed.
-        RunError: another server trains in `online.folder`, or the folder is not writable.
+        RunError: another server trains in `online.folder`, the folder is not writable, or the engine failed for good.
         KeyboardInterrupt: answers were aborted at the end (`Terminated` for SIGTERM).
     """
     _check_installed()
@@ -71,6 +72,8 @@ def run(config: ServeCommand, folder: Path) -> None:
             server.run(sockets=[bound])
             summary = _summary(state, server.aborted_answers, time.monotonic() - started_s)
     close_run(folder, "serve", summary)
+    if state.bridge.dead is not None:
+        raise RunError(f"the engine stopped: {state.bridge.dead}")
     if server.aborted_answers:
         raise Terminated if server.signal_number == Terminated.signal_number else KeyboardInterrupt
 
@@ -121,7 +124,7 @@ def _learning_engine(
             loaded = by_source(load_drafts(first_draft(online, target, draft), target))
     except NothingIntact as error:
         log.error("serving without a draft; nothing is logged or trained: %s", error)
-        return Engine(target, None, settings)
+        return Engine(target, None, replace(settings, proposer=WITHOUT_DRAFT, proposer_options={}))
     if settings.profile is not None:
         return Engine(target, loaded, settings)
     costs = kept_costs(online.layout.costs, cost_key(target, loaded, settings))

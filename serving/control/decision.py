@@ -9,7 +9,7 @@ from typing import Literal
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.control.base import RowPlan, RowView
+from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowView
 from distillspec.serving.costs.latency import LatencyModel
 
 Speculating = Literal["speculating", "exploring", "trial", "within bounds", "bounds out of reach"]
@@ -55,6 +55,14 @@ def _is_alike(row: RowView, before: RowView, most: int) -> bool:
         return False
     grown = before._replace(context_tokens=row.context_tokens, unread_tokens=row.unread_tokens, limit=row.limit)
     return row == grown and min(row.limit, most) == min(before.limit, most)
+
+
+def unread_tokens(view: BatchView, plan: Plan) -> list[int | None]:
+    """Return the tokens that each row's draft had not read before the step, None where no draft was to draft."""
+    return [
+        row.unread_tokens if row.drafted_by_model and any(tree.source == row.source for tree in own.trees) else None
+        for row, own in zip(view.rows, plan.rows, strict=True)
+    ]
 
 
 def catch_up_s(latency: LatencyModel, rows: Sequence[RowView], lengths: Sequence[int]) -> float:

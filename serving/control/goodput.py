@@ -27,7 +27,7 @@ from distillspec.serving.control.base import (
 )
 from distillspec.serving.control.bounded import WITHIN
 from distillspec.serving.control.candidates import Candidates
-from distillspec.serving.control.decision import Decision, Mode, catch_up_s, draft_reads
+from distillspec.serving.control.decision import Decision, Mode, catch_up_s, draft_reads, unread_tokens
 from distillspec.serving.control.held_plan import HeldPlan
 from distillspec.serving.control.priced_steps import Known, PricedSteps, trials_of_drafts, without_likely
 from distillspec.serving.control.sources import choose_sources
@@ -222,7 +222,7 @@ class GoodputController:
         sure = len(rows) == len(view.rows) and self._costs.observe(
             [row.context_tokens for row in view.rows],
             [row.nodes for row in rows],
-            [row.unread_tokens if row.drafted_by_model else None for row in view.rows],
+            unread_tokens(view, result.plan),
             result.prefill_tokens,
             result.target_s,
             drafting_s(view, result),

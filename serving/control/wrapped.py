@@ -20,6 +20,10 @@ class WrappedController:
     def plan(self, view: BatchView) -> Plan:
         return self.inside.plan(view)
 
+    def plan_by(self, view: BatchView, lengths: LengthController) -> Plan:
+        """Plan one step with other lengths than those of the controller inside all wrappers."""
+        return self.inside.plan_by(view, lengths) if isinstance(self.inside, WrappedController) else lengths.plan(view)
+
     def observe(self, result: StepResult) -> None:
         self.inside.observe(result)
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -97,6 +97,26 @@ class PassKey:
         return None
 
 
+class HostCost(NamedTuple):
+    """Seconds of a step outside its passes: planning, verdicts' results, text."""
+
+    step_s: float = 0.0
+    row_s: float = 0.0  # of each row
+
+    def seconds(self, rows: int) -> float:
+        return self.step_s + self.row_s * rows
+
+    @classmethod
+    def through(cls, points: Mapping[int, float]) -> HostCost:
+        """Return the line through the seconds of the fewest and of the most rows, with no cost below 0."""
+        few, many = min(points), max(points)
+        row_s = max(0.0, (points[many] - points[few]) / max(1, many - few))
+        return cls(max(0.0, points[few] - few * row_s), row_s)
+
+
+NO_HOST = HostCost()
+
+
 @dataclass(frozen=True)
 class Profile:
     """Measured costs of passes. `draft` and `draft_cost` are None without a draft."""
@@ -108,6 +128,7 @@ class Profile:
     draft: ModelKey | None = None
     draft_cost: Fitted | None = None
     draft_at_once: bool = False  # the draft drafts blocks
+    host: HostCost = NO_HOST
 
     @property
     def latency(self) -> LatencyModel:
@@ -139,6 +160,7 @@ class Profile:
                     None if stored["draft"] is None else ModelKey(**stored["draft"]),
                     None if stored["draft_cost"] is None else _fitted(stored["draft_cost"]),
                     bool(stored.get("draft_at_once", False)),
+                    HostCost(*stored.get("host", ())),
                 )
         except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
             raise ConfigError(f"profile={path} cannot be read ({error}); measure again with distill profile") from error

@@ -61,7 +61,8 @@ class LiveLatency:
         Args:
             contexts: tokens of each decoding row in the cache.
             proposed: tokens that each row drafted.
-            unread_tokens: of each row, those that the draft model has not read, None if another source drafted.
+            unread_tokens: of each row, those that the draft model had not read, None if it was not to draft. A row that
+                is far behind is read on, and drafts nothing yet.
             prefill_tokens: prompt tokens in the target's pass.
             target_s: seconds of the target's pass.
             draft_s: seconds of all passes of each draft.
@@ -90,7 +91,8 @@ class LiveLatency:
             ]
             if source not in self._drafts:
                 self.draft_changed(source)
-            own_sure = self._observe_draft(source, contexts, lengths, unread_tokens, seconds, source in at_once, reads)
+            unread = [tokens for tokens, own in zip(unread_tokens, sources, strict=True) if tokens and own == source]
+            own_sure = self._observe_draft(source, contexts, lengths, unread, seconds, source in at_once, reads)
             sure = own_sure and sure
         return sure
 
@@ -99,21 +101,19 @@ class LiveLatency:
         source: str,
         contexts: Sequence[int],
         lengths: Sequence[int],
-        unread_tokens: Sequence[int | None],
+        unread_tokens: Sequence[int],
         seconds: float,
         at_once: bool,
         reads: Sequence[Sequence[int]] | None,
     ) -> bool:
-        """Learn from the passes of one draft over the rows with a length."""
+        """Learn from the passes of one draft over the rows with a length, and over texts that it had not read."""
         work = draft_work(contexts, lengths, at_once)
         passes: list[float] = [*work.passes]
         if reads is not None and not at_once:
             own = [row for row, length in zip(reads, lengths, strict=True) if length]
             passes = [float(sum(level)) for level in zip_longest(*own, fillvalue=0)]
-        further, own_passes = catch_up_cost(
-            [unread for unread, k in zip(unread_tokens, lengths, strict=True) if k and unread]
-        )
-        if own_passes:
+        further, own_passes = catch_up_cost(unread_tokens)
+        if own_passes or (further and not passes):
             passes.append(further)
         elif further:
             passes[0] += further

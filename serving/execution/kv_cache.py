@@ -48,7 +48,8 @@ class SlotPool:
     """Slots of `max_len` tokens, and a budget of tokens over all of them.
 
     There may be more slots than the budget fills: a slot takes memory for the tokens that it holds, not for `max_len`.
-    What owners reserve comes first. Free slots keep their text in what is left, the most recently used ones.
+    What owners reserve comes first. In what is left free slots keep their text, the most recently used ones, and owners
+    what their slots held before: giving memory back, and taking it again, takes milliseconds.
 
     Args:
         block: memory is taken by so many tokens at a time, and reservations are rounded up to that.
@@ -60,7 +61,7 @@ class SlotPool:
         reserved: sequence id → tokens it may grow to.
         contents: slot → the leading tokens whose keys and values the *target's* cache holds there.
         salts: slot → the salt of its text. Only requests with an equal one may reuse its prefix.
-        held: slot → tokens that it has memory for: those reserved, or once reserved by its last owner.
+        held: slot → tokens that it has memory for: at least those reserved, or once reserved by its last owner.
     """
 
     def __init__(
@@ -165,18 +166,36 @@ class SlotPool:
         return self._used[slot] if self.contents[slot] else 0
 
     def reserve(self, owner: str, tokens: int) -> list[Drop]:
-        """Reserve room for `tokens` in all. Return the memory of free slots that has to be given back for it."""
+        """Reserve room for `tokens` in all. Return the memory that others have to give back for it."""
         assert tokens <= self.max_len, f"{owner} wants {tokens} tokens in a slot of {self.max_len}"
-        slot = self._slot_of[owner]
-        drops = [Drop(slot, tokens)] if tokens < self.held[slot] else []
+        slot, drops = self._slot_of[owner], list[Drop]()
         self.reserved[owner] = tokens
-        while self._lacks(slot, tokens):
-            free = [slot for slot in range(self.slots) if self.held[slot] and slot not in self.owners]
-            if not free:
+        wanted = tokens if self.pages is not None else max(tokens, self.held[slot])
+        while self._lacks(slot, wanted):
+            given = self._given_back()
+            if given is None:
                 break
-            drops.append(self._drop(min(free, key=self._last_use)))
-        self._hold(slot, tokens)
+            drops.append(given)
+        self._hold(slot, wanted)
         return drops
+
+    def _given_back(self) -> Drop | None:
+        """Give back what an owner holds beyond its reservation, else the text of a free slot, the oldest first."""
+        spare = self._spare()
+        if spare:
+            return self._trimmed(spare[0])
+        free = [slot for slot in range(self.slots) if self.held[slot] and slot not in self.owners]
+        return self._drop(min(free, key=self._last_use)) if free else None
+
+    def _spare(self) -> list[int]:
+        """Return the slots whose owners hold more than they have reserved."""
+        return [slot for slot, owner in self.owners.items() if self.held[slot] > self.reserved[owner]]
+
+    def _trimmed(self, slot: int) -> Drop:
+        """Give back what an owner holds beyond its reservation."""
+        tokens = self.reserved[self.owners[slot]]
+        self._hold(slot, tokens)
+        return Drop(slot, tokens)
 
     def _lacks(self, slot: int, tokens: int) -> bool:
         """Return True if there is no room for a slot to hold `tokens`."""
@@ -220,8 +239,9 @@ class SlotPool:
         self.contents[slot] = []
 
     def forget_free(self) -> list[Drop]:
-        """Forget the texts of all free slots. Return their memory, to be given back."""
-        return [self._drop(slot) for slot in range(self.slots) if slot not in self.owners]
+        """Forget the texts of all free slots. Return their memory, and what owners do not need, to be given back."""
+        spare = list(map(self._trimmed, self._spare()))
+        return spare + [self._drop(slot) for slot in range(self.slots) if slot not in self.owners]
 
     def forget_salt(self, salt: Hashable) -> None:
         """Forget the texts of free slots with this salt."""
@@ -251,14 +271,15 @@ class SlotPool:
         assert owned.keys() == self.reserved.keys(), "reservations and owners differ"
         assert self.owners.keys() <= set(range(self.slots)), "an owned slot does not exist"
         assert all(0 < tokens <= self.max_len for tokens in self.reserved.values()), "a reservation exceeds its slot"
-        assert all(self.held[slot] == self.reserved[owner] for owner, slot in owned.items()), (
-            "memory is not as reserved"
+        assert all(self.held[slot] >= self.reserved[owner] for owner, slot in owned.items()), (
+            "less memory is held than reserved"
         )
         assert sum(self.held) == self.held_tokens, "the held tokens are miscounted"
         if self.pages is None:
             assert self.held_tokens <= self.token_budget, "more tokens held than the budget allows"
         else:
             self.pages.check_integrity()
+            assert not self._spare(), "an owner holds more pages than it has reserved"
             assert [len(table) for table in self.pages.tables] == [self.pages.needed(held) for held in self.held], (
                 "slots have other pages than they hold tokens"
             )

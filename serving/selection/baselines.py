@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
+from collections import deque
 from collections.abc import Mapping, Sequence
 from random import Random
 
@@ -13,6 +14,7 @@ from distillspec.serving.selection.base import KEEP_EVERY, Choices, SelectionPar
 from distillspec.serving.selection.rewards import Rewards, row_rewards
 
 ALL = "all"  # key of rewards over all rows
+REMEMBERED = 1000  # prompts
 
 
 class ByRequest(ABC):
@@ -23,11 +25,12 @@ class ByRequest(ABC):
         self.coming: Mapping[str, str] = {}
         self.beliefs: Mapping[str, float] = {}
         self._chosen: dict[str, str] = {}
+        self._instead: dict[str, str] = {}  # of rows whose draft cannot draft for them
         self._steps = 0
 
     @abstractmethod
     def pick(self, row: RowView, drafts: Sequence[str]) -> str:
-        """Return one of the row's drafts."""
+        """Return one of the row's drafts. Asked once a row, and again in place of a draft that cannot draft."""
 
     def learn(self, result: StepResult, chosen: Choices) -> None:
         """Learn from a step. By default nothing."""
@@ -42,19 +45,21 @@ class ByRequest(ABC):
         if self._steps % KEEP_EVERY == 0:
             alive = {row.sequence_id for row in result.view.rows}
             self._chosen = {name: own for name, own in self._chosen.items() if name in alive}
+            self._instead = {name: own for name, own in self._instead.items() if name in alive}
 
     def draft_changed(self, source: str, acceptance: float | None) -> None:
         """Nothing is known of drafts."""
         return
 
     def _of(self, row: RowView) -> str | None:
-        drafts = [option.source for option in drafts_of(row)]
-        if not drafts:
-            return self._chosen.get(row.sequence_id)
-        if (own := self._chosen.get(row.sequence_id)) in drafts:
+        name, drafts = row.sequence_id, [option.source for option in drafts_of(row)]
+        own = self._chosen.get(name)
+        if not drafts or own in drafts:
             return own
-        found = self.pick(row, drafts)
-        return found if own is not None else self._chosen.setdefault(row.sequence_id, found)
+        held = self._chosen if own is None else self._instead
+        if held.get(name) not in drafts:
+            held[name] = self.pick(row, drafts)
+        return held[name]
 
 
 class Fixed(ByRequest):
@@ -132,11 +137,15 @@ class ByPromptLength(ByRequest):
     def __init__(self, parts: SelectionParts) -> None:
         super().__init__()
         self.latency = parts.latency
-        self._lengths: list[int] = []  # of prompts seen, sorted
+        self._lengths: list[int] = []  # of the last prompts, sorted
+        self._seen = deque[int]()  # the same in their order
 
     def pick(self, row: RowView, drafts: Sequence[str]) -> str:
         length, latency = len(row.prompt), self.latency()
         insort(self._lengths, length)
+        self._seen.append(length)
+        if len(self._seen) > REMEMBERED:
+            self._lengths.remove(self._seen.popleft())
         by_cost = sorted(drafts, key=lambda source: latency.of_draft(False, source).loop_s(1, 0, 1))
         rank = bisect_right(self._lengths, length) / len(self._lengths)
         return by_cost[min(len(by_cost) - 1, int(rank * len(by_cost)))]

@@ -47,6 +47,7 @@ class Lbss:
                 raise ConfigError(f"selection_options.{name}={value} must be at least {least}")
         self.seed, self.chunks, self.chunk, self.places = parts.seed, chunks, chunk, places
         self.fast_switching = fast_switching
+        self.first = first
         self.epoch, self._slot = first, 0  # and the steps of the epoch that are over
         self.on_trial: Mapping[str, float] = {}
         self.coming: Mapping[str, str] = {}
@@ -90,8 +91,9 @@ class Lbss:
             self._rewards.keep_only([ALL, *(row.sequence_id for row in result.view.rows)])
 
     def draft_changed(self, source: str, acceptance: float | None) -> None:
+        """Explore again, in epochs as short as the first ones: a draft without rewards is matched with no row."""
         self._rewards.forget(source)
-        self._matched = {}
+        self.epoch, self._slot, self._matched = self.first, 0, {}
 
     def _ahead(self, rows: Sequence[RowView], now: Choices) -> Mapping[str, str]:
         """Return the rows whose draft is drawn to be another a chunk of steps from here, and that draft."""

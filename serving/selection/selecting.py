@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +14,7 @@ from distillspec.serving.selection.base import KEEP_EVERY, Choices, Selection, d
 
 SPARE = 0.3  # of a plain step that reading ahead of switches may add: a fifth of one that drafts
 LEAST_READ = 16  # tokens of a row
+REMEMBERED = 1000  # steps of each kind whose seconds are kept
 
 
 @dataclass
@@ -23,7 +24,10 @@ class SelectionFigures:
     requests: Counter[str] = field(default_factory=Counter)  # answers that it drafted for first
     tokens: Counter[str] = field(default_factory=Counter)  # written while it drafted
     seconds: dict[str, float] = field(default_factory=dict)  # of its own passes
+    row_seconds: dict[str, float] = field(default_factory=dict)  # of steps, each shared by its rows, while it drafted
     switches: Counter[str] = field(default_factory=Counter)  # rows that came to it from another draft
+    switch_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # of the last steps with a switch
+    usual_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # of those without, and no prompts
     explored: int = 0  # tokens written by rows whose draft was on trial
     lost: float = 0.0  # tokens that trials are estimated to have cost
 
@@ -49,11 +53,14 @@ class SelectingController(WrappedController):
         self._steps = 0
 
     def plan(self, view: BatchView) -> Plan:
+        return self.plan_by(view, self.inside)
+
+    def plan_by(self, view: BatchView, lengths: LengthController) -> Plan:
         chosen = self.selection.choose(view.rows)
         beliefs = self.selection.beliefs
         rows = [only(row, chosen[row.sequence_id], beliefs.get(row.sequence_id)) for row in view.rows]
         seen = replace(view, rows=tuple(rows))
-        return replace(super().plan(seen), chosen=chosen, readings=self._readings(view), seen=seen)
+        return replace(lengths.plan(seen), chosen=chosen, readings=self._readings(view), seen=seen)
 
     def observe(self, result: StepResult) -> None:
         chosen = result.plan.chosen or {}
@@ -96,19 +103,25 @@ class SelectingController(WrappedController):
         return known_costs(self.inside) or self.costs or guessed()
 
     def _count(self, result: StepResult, chosen: Choices) -> None:
-        figures, on_trial = self.figures, self.selection.on_trial
-        for row in decoding_rows(result):
+        figures, on_trial, switched = self.figures, self.selection.on_trial, False
+        rows = decoding_rows(result)
+        for row in rows:
             source = chosen.get(row.sequence_id)
             if source is None:
                 continue
             before = self._drafts.get(row.sequence_id)
+            switches = before not in (None, source)
             figures.requests[source] += before is None
-            figures.switches[source] += before not in (None, source)
+            figures.switches[source] += switches
+            switched |= switches
             figures.tokens[source] += row.emitted
+            figures.row_seconds[source] = figures.row_seconds.get(source, 0.0) + result.total_s / len(rows)
             if (share := on_trial.get(row.sequence_id)) is not None:
                 figures.explored += row.emitted
                 figures.lost += share * row.emitted
             self._drafts[row.sequence_id] = source
+        if rows and not result.prefill_tokens:
+            (figures.switch_s if switched else figures.usual_s).append(result.total_s)
         for source, seconds in result.drafted_s.items():
             figures.seconds[source] = figures.seconds.get(source, 0.0) + seconds
         self._steps += 1

@@ -71,7 +71,8 @@ class SequenceManager:
         self.unfinished: dict[str, SequenceState] = {}  # by id, in order of arrival
         self.texts: dict[str, Detokenizer] = {}
         self.waiting: list[SequenceState] = []  # most urgent first
-        self._deadlines: list[tuple[float, int, SequenceState]] = []  # a heap, in which finished sequences are skipped
+        # A heap of deadlines, arrivals and ids. It holds no text: answers end long before their deadlines.
+        self._deadlines: list[tuple[float, int, str]] = []
         self._groups: dict[str, list[SequenceState]] = {}  # request id → its answers
         self._arrivals, self._turns = 0, TenantTurns()
         self.deltas: list[SequenceDelta] = []
@@ -103,7 +104,7 @@ class SequenceManager:
             self.texts[sequence.id] = Detokenizer(self.tokenizer, request.prompt_ids, request.params.stop)
             self._wait(sequence)
             if request.deadline_s is not None:
-                heappush(self._deadlines, (now + request.deadline_s, sequence.arrival, sequence))
+                heappush(self._deadlines, (now + request.deadline_s, sequence.arrival, sequence.id))
             group.append(sequence)
         self._groups[request.id] = group
 
@@ -198,8 +199,9 @@ class SequenceManager:
     def end_expired(self, now: float) -> None:
         """End the sequences whose deadline has passed."""
         while self._deadlines and self._deadlines[0][0] < now:
-            sequence = heappop(self._deadlines)[2]
-            if not sequence.finished:
+            _, arrival, sequence_id = heappop(self._deadlines)
+            sequence = self.unfinished.get(sequence_id)
+            if sequence is not None and sequence.arrival == arrival:  # a later request may have the same id
                 self._cut(sequence, now)
 
     def finish(self, sequence: SequenceState, now: float) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -56,6 +57,8 @@ class Guard:
             await self.app(scope, body, answer)
         except ApiError as error:
             await _respond(error, scope, receive, answer)
+        except ClientDisconnect:
+            pass  # it left while it sent its request: nobody reads an answer
         except Exception:
             log.exception("a request failed")
             failure = ApiError(

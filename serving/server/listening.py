@@ -8,6 +8,7 @@ import json
 import shlex
 import signal
 import socket
+import time
 from types import FrameType
 from typing import Any
 
@@ -22,6 +23,7 @@ from distillspec.serving.server.http.protocol import with_time_limits
 
 FLUSH_S = 5  # to send the last bytes of finished answers
 HEADER_BYTES = 16 << 10  # of the request line and headers, as h11 itself allows by default: clients send less
+DEAD_S = 10.0  # that a server answers 503 after its engine has failed for good, before it ends
 KEEP_ALIVE_S = 75  # of idle connections: longer than clients and proxies, or they may use one that closes
 
 
@@ -48,8 +50,9 @@ def bind(config: ServerConfig) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as error:
-        raise ConfigError(f"server.host={config.host} is not an address: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise ConfigError(f"server.host={config.host} is not an address: {problem}") from error
     bound = socket.socket(family, kind, protocol)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -99,6 +102,21 @@ class DrainingServer(uvicorn.Server):
         self.signal_number: int | None = None
         self.aborted_answers = 0
         self._draining: asyncio.Task[None] | None = None
+        self._dead_at: float | None = None
+
+    async def on_tick(self, counter: int) -> bool:
+        return self._is_dead() or await super().on_tick(counter)
+
+    def _is_dead(self) -> bool:
+        """Return True if the engine stopped for good some seconds ago: a supervisor starts the process again."""
+        if self.state.bridge.dead is None:
+            return False
+        now = time.monotonic()
+        self._dead_at = self._dead_at or now
+        if now - self._dead_at < DEAD_S:
+            return False
+        self.state.closing.set()
+        return True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()

@@ -114,7 +114,7 @@ class SimulatedExecutor:
         windows = self._judge(work.view, work.plan)
         readings_s = self._read_ahead(work)
         timings = self._timings(work, windows, readings_s)
-        self.now += _ends(timings)
+        self.now += _ends(timings) + self.hardware.host.seconds(len(work.decoding) + len(work.chunks))
         timer = work.timer
         timer.draft_s = sum([own.draft_s for own in timings])
         timer.target_s, timer.readings_s = sum([own.target_s for own in timings]), readings_s

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from distillspec.config.simulation import HardwareConfig, ModelFigures
 from distillspec.errors import ConfigError
-from distillspec.serving.costs.hardware_profile import Profile
+from distillspec.serving.costs.hardware_profile import NO_HOST, HostCost, Profile
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -16,7 +16,7 @@ EXPERT_KNOTS = (*range(33), *range(36, 64, 4), *range(64, 128, 8), *range(128, 5
 
 @dataclass(frozen=True)
 class Hardware:
-    """Costs and limits of a simulated machine. Times are seconds."""
+    """Costs and limits of a simulated machine. Times are seconds. `host`: what steps take outside their passes."""
 
     latency: LatencyModel
     cache_tokens: int
@@ -28,6 +28,7 @@ class Hardware:
     title: str = ""
     micro_batches: int = 1
     padded_attention: bool = False
+    host: HostCost = NO_HOST
 
 
 def derive_hardware(config: HardwareConfig) -> Hardware:
@@ -39,7 +40,8 @@ def derive_hardware(config: HardwareConfig) -> Hardware:
     Raises:
         ConfigError: a model's figures are impossible, or the weights leave no room for a request.
     """
-    latency = _latency(config)
+    profile = None if config.profile is None else Profile.read(Path(config.profile))
+    latency = _latency(config) if profile is None else profile.latency
     cache_tokens = config.cache_tokens or _cache_tokens(config)
     return Hardware(
         latency,
@@ -52,6 +54,7 @@ def derive_hardware(config: HardwareConfig) -> Hardware:
         config.title,
         config.micro_batches,
         config.padded_attention,
+        NO_HOST if profile is None else profile.host,
     )
 
 
@@ -76,8 +79,6 @@ def loaded_experts(experts: int, active: int, tokens: float) -> float:
 
 
 def _latency(config: HardwareConfig) -> LatencyModel:
-    if config.profile is not None:
-        return Profile.read(Path(config.profile)).latency
     if config.target.params <= 0:
         raise ConfigError("hardware.target.params=0: choose a machine (hardware=a100-7b) or give hardware.profile")
     members = {name: forward_cost(config, draft) for name, draft in config.drafts.items()}

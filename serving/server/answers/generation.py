@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -21,6 +23,7 @@ from distillspec.serving.server.http.errors import ApiError
 from distillspec.serving.server.observability.logs import access
 
 CLIENT_LEFT = 499  # nginx's status for a client that went away
+FAILED = ("abort", "error")  # finish reasons of answers that were not written to their end
 
 
 def new_head(state: AppState, prefix: str) -> Head:
@@ -66,6 +69,7 @@ class Generation:
         self._traced = parsed.body.speculation_options.trace
         self._shows_ids = state.codec.tokenizer is None
         self._detokenizers: dict[int, Detokenizer] = {}
+        self._counts = Counter[int]()  # traced tokens of each choice
         self._started_s = time.monotonic()
         self._failure: str | None = None
         self._closed = False
@@ -81,6 +85,8 @@ class Generation:
         """Wait for all answers and return the body."""
         merged: dict[int, Delta] = {}
         while deltas := await self._take():
+            if problem := self._problem(deltas):
+                raise problem
             for delta in deltas:
                 earlier = merged.get(delta.choice)
                 merged[delta.choice] = delta if earlier is None else earlier.and_then(delta)
@@ -95,16 +101,20 @@ class Generation:
             for opening in self.replies.opening:
                 yield event(chunk(self.replies, [opening], **more))
             while deltas := await self._take():
-                last = self.stream.done
+                problem = self._problem(deltas)
+                last = self.stream.done and problem is None
                 for place, delta in enumerate(deltas, 1):
                     extra = (
                         {"speculation": speculation(self.replies, self._outputs())}
                         if last and place == len(deltas)
                         else {}
                     )
-                    if self._is_shown(delta):
-                        choice = self._with_trace(self.replies.delta(delta), delta)
+                    written = replace(delta, finish_reason=None) if delta.finish_reason in FAILED else delta
+                    if self._is_shown(written):
+                        choice = self._with_trace(self.replies.delta(written), written)
                         yield event(chunk(self.replies, [choice], **more, **extra))
+                if problem is not None:
+                    raise problem
             if with_usage:
                 yield event(chunk(self.replies, [], usage=usage(self._outputs())))
         except ApiError as error:
@@ -113,13 +123,19 @@ class Generation:
 
     async def _take(self) -> list[Delta]:
         try:
-            deltas = await self.stream.take()
-            for delta in deltas:
-                _raise_if_failed(delta, self.state.config.deadline_s)
+            return await self.stream.take()
         except ApiError as error:
             self._failure = error.code
             raise
-        return deltas
+
+    def _problem(self, deltas: Sequence[Delta]) -> ApiError | None:
+        """Return the first answer's failure, None if none has failed."""
+        failed = [delta for delta in deltas if delta.finish_reason in FAILED]
+        if not failed:
+            return None
+        problem = _failure_of(failed[0], self.state.config.deadline_s)
+        self._failure = problem.code
+        return problem
 
     def _is_shown(self, delta: Delta) -> bool:
         """False for a delta that would be an empty event: its tokens made no text certain yet."""
@@ -137,12 +153,18 @@ class Generation:
             request = self.stream.requests[delta.choice // self.parsed.params.n]
             tokenizer = self.state.codec.tokenizer
             self._detokenizers[delta.choice] = Detokenizer(tokenizer, request.prompt_ids, self.parsed.params.stop)
-        detokenizer = self._detokenizers[delta.choice]
-        tokens = [
-            {"id": token, "kind": kind, "text": "" if detokenizer.stopped_by is not None else detokenizer.add(token)}
-            for token, kind in zip(delta.token_ids, delta.kinds, strict=True)
-        ]
+        pairs = zip(delta.token_ids, delta.kinds, strict=True)
+        tokens = [{"id": token, "kind": kind, "text": self._text_of(delta.choice, token)} for token, kind in pairs]
         return {**choice, "speculation": {"tokens": tokens}}
+
+    def _text_of(self, choice: int, token: int) -> str:
+        """Return the text that a choice's next token makes certain, as in its answer."""
+        detokenizer, params = self._detokenizers[choice], self.parsed.params
+        self._counts[choice] += 1
+        may_stop = self._counts[choice] >= params.min_tokens
+        if detokenizer.stopped_by is not None or (may_stop and token in params.stop_token_ids):
+            return ""
+        return detokenizer.add(token, may_stop)
 
     def _log(self, outputs: Sequence[RequestOutput]) -> None:
         finished = self.stream.done
@@ -180,14 +202,13 @@ def _first_token_s(outputs: Sequence[RequestOutput]) -> float | None:
     return min((seconds for seconds in times if seconds is not None), default=None)
 
 
-def _raise_if_failed(delta: Delta, deadline_s: float) -> None:
-    """Raise ApiError if the answer was aborted (504) or failed (500)."""
+def _failure_of(delta: Delta, deadline_s: float) -> ApiError:
+    """Return the error of an answer that was aborted (504) or failed (500)."""
     if delta.finish_reason == "abort":
-        raise ApiError(
+        return ApiError(
             504,
             f"the answer was not finished within {deadline_s:g} s (server.deadline_s)",
             kind="server_error",
             code="deadline_exceeded",
         )
-    if delta.finish_reason == "error":
-        raise ApiError(500, f"the answer could not be finished: {delta.error}", kind="server_error", code="model_error")
+    return ApiError(500, f"the answer could not be finished: {delta.error}", kind="server_error", code="model_error")

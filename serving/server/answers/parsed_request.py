@@ -92,7 +92,9 @@ def engine_requests(state: AppState, tokenised: ParsedRequest, head_id: str) -> 
 
 def _check_draft(state: AppState, version: str | None) -> None:
     """Raise ApiError 400 if the request names a draft version that is not in use."""
-    current = [draft.identity.version for draft in state.engine.drafts.values()]
-    if version is not None and version not in current:
+    if version is None:
+        return
+    current = [draft.identity.version for draft in tuple(state.engine.drafts.values())]  # its thread may load another
+    if version not in current:
         problem = f"speculation.draft={version!r} is not the draft in use ({', '.join(current) or 'none'})"
         raise bad_request(problem, "speculation.draft")

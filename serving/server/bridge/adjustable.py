@@ -36,7 +36,7 @@ class AdjustableController(WrappedController):
         bound = self._bound(override)
         if bound < self.speculation_length:
             view = replace(view, rows=tuple([row.within(bound) for row in view.rows]))
-        return FixedLength(bound).plan(view) if override.policy == "fixed" else super().plan(view)
+        return self.plan_by(view, FixedLength(bound)) if override.policy == "fixed" else super().plan(view)
 
     def _bound(self, override: LengthOverride) -> int:
         if override.policy == "off":

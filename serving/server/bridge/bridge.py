@@ -128,11 +128,9 @@ class EngineBridge:
         return True
 
     def abort_all(self, reason: str) -> int:
-        """Abort all open answers with a 503. Return how many there were."""
+        """Abort all unfinished answers with a 503. Return how many there were."""
         self.draining = True
-        aborted = self.open_answers
-        self._fail_all(unavailable(reason, "shutting_down"))
-        return aborted
+        return self._fail_all(unavailable(reason, "shutting_down"))
 
     async def stop(self) -> None:
         """Stop the engine's thread after its current step."""
@@ -196,10 +194,13 @@ class EngineBridge:
         log.critical("the engine has stopped for good: %s", reason)
         self._fail_all(ApiError(500, f"the engine stopped: {reason}", kind="server_error", code="engine_dead"))
 
-    def _fail_all(self, failure: ApiError) -> None:
+    def _fail_all(self, failure: ApiError) -> int:
+        """End all streams that are not at their end. Return the number of their answers."""
         self._deliver_all()  # what was written before is read before
-        for stream in set(self._streams.values()):
+        cut = {stream for stream in self._streams.values() if not stream.ended}
+        for stream in cut:
             stream.fail(failure)
+        return sum(stream.answers for stream in cut)
 
     def _arrange(self, urgent: bool) -> None:
         """Deliver what waits, now or when it is due."""

@@ -63,6 +63,11 @@ class RequestStream:
         """True when every answer is finished. Unread deltas may be left."""
         return len(self.outputs) == len(self.requests)
 
+    @property
+    def ended(self) -> bool:
+        """True when every answer is finished, or none will be any more."""
+        return self.done or self._failure is not None
+
     def put(self, output: SequenceDelta, row: RowResult | None) -> None:
         """Add the new tokens of an answer. `row` is its part of the step, None if it had none."""
         delta = Delta(
@@ -95,10 +100,10 @@ class RequestStream:
             ApiError: the answers were aborted.
         """
         while not self._pending:
-            if self._failure is not None:
-                raise self._failure
             if self.done:
                 return []
+            if self._failure is not None:
+                raise self._failure
             self._changed.clear()
             await self._changed.wait()
         deltas = list(self._pending.values())

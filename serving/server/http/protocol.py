@@ -38,8 +38,14 @@ def with_time_limits(header_s: float, write_s: float) -> type[H11Protocol]:
             self._start_write_timer()
 
         def resume_writing(self) -> None:
-            self._stop_write_timer()
+            if not self.transport.is_closing():
+                self._stop_write_timer()
             super().resume_writing()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.transport.is_closing():
+                self._start_write_timer()  # closing waits until the client has read the rest
 
         def timeout_keep_alive_handler(self) -> None:
             super().timeout_keep_alive_handler()

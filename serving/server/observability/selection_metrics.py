@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, Metric
+import numpy
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from distillspec.serving.selection.selecting import SelectionFigures
@@ -14,8 +15,11 @@ BY_DRAFT = {
     "requests": ("selected_answers", "Answers that a draft drafted for first"),
     "tokens": ("selected_tokens", "Tokens written while a draft was chosen"),
     "seconds": ("selected_draft_seconds", "Seconds of a draft's own passes"),
+    "row_seconds": ("selected_row_seconds", "Seconds of steps, each shared by its rows, while a draft was chosen"),
     "switches": ("selected_switches", "Running answers that came to a draft from another"),
 }
+STEPS_BY = ("step", "quantile")  # labels
+QUANTILES = ("0.5", "0.99")
 
 
 class SelectionMetrics(Collector):
@@ -38,6 +42,21 @@ class SelectionMetrics(Collector):
             family = CounterMetricFamily(self._prefix + metric, about, labels=["model_name"])
             family.add_metric([self._model], value)
             yield family
+        about = "Seconds of the last steps in which an answer changed its draft, and of those in which none did"
+        gauge = GaugeMetricFamily(self._prefix + "selection_step_seconds", about, labels=["model_name", *STEPS_BY])
+        for kind, quantiles in self.steps().items():
+            for quantile, seconds in quantiles.items():
+                gauge.add_metric([self._model, kind, quantile], seconds)
+        yield gauge
+
+    def steps(self) -> dict[str, dict[str, float]]:
+        """Return seconds by kind of step, `switch` or `usual`, and quantile. Kinds without a step are left out."""
+        kinds = {"switch": tuple(self.figures.switch_s), "usual": tuple(self.figures.usual_s)}
+        return {
+            kind: dict(zip(QUANTILES, numpy.quantile(found, tuple(map(float, QUANTILES))).tolist(), strict=True))
+            for kind, found in kinds.items()
+            if found
+        }
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row a draft for the dashboard: its name, and shares and rates since the start."""
@@ -47,7 +66,7 @@ class SelectionMetrics(Collector):
             {
                 "draft": draft,
                 "share": count / answers if answers else None,
-                **{name: columns[name].get(draft, 0) for name in ("tokens", "seconds", "switches")},
+                **{name: columns[name].get(draft, 0) for name in ("tokens", "seconds", "row_seconds", "switches")},
             }
             for draft, count in columns["requests"].items()
         ]

@@ -55,6 +55,7 @@ def _current(state: AppState) -> dict[str, object]:
         **state.telemetry.state(),
         "learning": {"tiles": tiles(online), "trouble": " ".join(troubles(online))},
         "drafts": state.metrics.selection.table(),
+        "draft_steps": state.metrics.selection.steps(),
         "verification": state.engine.settings.verification,
         "policy": override.policy,
         "max_length": override.max_length,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from threading import Event, Thread
 from typing import Any
 
@@ -46,6 +48,31 @@ def test_a_deadline_ends_a_request_as_it_stands(draft: LanguageModel, make_engin
     (output,) = engine.step().finished
     assert output.finish_reason == "abort"
     assert len(output.token_ids) >= 1
+
+
+def test_a_finished_answer_is_not_held_until_its_deadline(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    engine = make_engine(draft)
+    engine.submit(Request("a", tuple(PROMPT), GREEDY, deadline_s=600.0))
+    engine.step()
+    held = weakref.ref(engine.sequences.unfinished["a/0"])
+    engine.run_until_done({"a"})
+    engine.step()
+    gc.collect()
+    assert held() is None
+
+
+def test_a_deadline_counts_for_its_own_request_alone(make_engine: MakeEngine) -> None:
+    """The same id comes again, before the first one's deadline."""
+    engine, now = make_engine(), 0.0
+    engine.clock = lambda: now
+    engine.submit(Request("a", tuple(PROMPT), SamplingParams(max_tokens=1), deadline_s=5.0))
+    engine.run_until_done({"a"})
+    engine.submit(Request("a", tuple(PROMPT), GREEDY, deadline_s=100.0))
+    engine.step()
+    now = 6.0
+    assert engine.step().finished == ()
+    now = 101.0
+    assert [output.finish_reason for output in engine.step().finished] == ["abort"]
 
 
 def test_a_deadline_that_is_none_is_refused(make_engine: MakeEngine) -> None:

@@ -17,7 +17,7 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.serving import EngineSettings
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.costs.hardware_profile import ModelKey, PassKey, Profile, Timed, fit
+from distillspec.serving.costs.hardware_profile import HostCost, ModelKey, PassKey, Profile, Timed, fit
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.profiler import Grid, measure, paired_ratio
 
@@ -91,7 +91,7 @@ def test_passes_that_no_line_follows_are_fitted_by_the_number_of_tokens(tmp_path
     assert bent.held_out_error < 0.001
     assert bent.cost.seconds(0, 30) == pytest.approx(0.13)
     key = ModelKey("tiny", "0", "float32")
-    profile = Profile({"device": "cpu"}, PassKey(), key, bent)
+    profile = Profile({"device": "cpu"}, PassKey(), key, bent, host=HostCost(3e-4, 4e-5))
     profile.save(tmp_path / "profile.json")
     assert Profile.read(tmp_path) == profile
 
@@ -104,6 +104,13 @@ def test_no_profile_says_that_more_tokens_cost_less() -> None:
     assert seconds == pytest.approx(numpy.maximum.accumulate(seconds).tolist())
     assert seconds[0] == pytest.approx(seconds[1])
     assert 0.077 < seconds[0] < 0.1  # as near as one number comes to both
+
+
+def test_what_the_host_takes_is_a_line_over_rows_that_never_falls() -> None:
+    assert HostCost.through({1: 3e-4, 8: 10e-4}) == pytest.approx((2e-4, 1e-4))
+    assert HostCost.through({1: 3e-4, 8: 2e-4}) == (3e-4, 0.0)
+    assert HostCost.through({1: 1e-4, 3: 9e-4}).seconds(3) == pytest.approx(12e-4)
+    assert HostCost.through({4: 2e-4}).seconds(100) == 2e-4
 
 
 @pytest.mark.parametrize("points", [[], [Timed(1, 1, 1, 0.0)], [Timed(1, 1, 1, -1.0)]])
@@ -123,6 +130,7 @@ def test_a_profile_of_a_block_says_that_one_pass_drafts_it(
     assert {(point.passes, point.tokens / point.rows) for point in points} == {(1, 2), (1, 3)}, "three at most"
     latency = profile.latency
     assert latency.at_once
+    assert profile.host.seconds(1) > 0
     assert latency.draft is not None
     assert latency.draft_s([40, 40], [3, 1]) == pytest.approx(latency.draft.seconds(80, 6, 2))
 

@@ -55,6 +55,17 @@ def test_catch_up_and_prompts_are_counted_as_the_passes_they_are(at_once: bool) 
     assert live.latency.prompts_s(2, 30) == pytest.approx(COSTS.prompts_s(2, 30), rel=0.03)
 
 
+def test_reading_for_rows_that_do_not_draft_yet_is_no_cost_of_drafting() -> None:
+    """One row drafts three tokens, while the draft reads on in a text of 300."""
+    live = LiveLatency(COSTS)
+    assert COSTS.draft is not None
+    draft_s = COSTS.draft_s([100, 400], [3, 0]) + COSTS.draft.seconds(0, 299)
+    for _ in range(40):
+        live.observe([100, 400], [3, 0], [1, 300], 0, COSTS.target_s([100, 400], [3, 0]), {DRAFT: draft_s})
+    assert live.latency.draft is not None
+    assert live.latency.draft.seconds(0, 1) == pytest.approx(COSTS.draft.seconds(0, 1), rel=0.05)
+
+
 def test_a_draft_that_was_never_measured_is_as_much_faster_than_guessed_as_the_target() -> None:
     live, guess = LiveLatency(None), guessed()
     assert live.latency == guess

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from distillspec.errors import ConfigError
-from distillspec.serving.selection.baselines import ByPromptLength, Drawn, EpsilonGreedy, Fixed, LookupElseModel
+from distillspec.serving.control.base import RowView
+from distillspec.serving.selection.baselines import (
+    REMEMBERED,
+    ByPromptLength,
+    Drawn,
+    EpsilonGreedy,
+    Fixed,
+    LookupElseModel,
+)
 from distillspec.serving.selection.named import make_selection
 
 from .steps import World, parts, row
@@ -50,6 +60,34 @@ def test_long_prompts_get_the_dear_draft() -> None:
     }
     late = [name for name in lengths if int(name[:-2]) >= 100]
     assert all(chosen[name] == ("dear" if lengths[name] >= 30 else "a") for name in late if not 18 < lengths[name] < 30)
+
+
+def test_rows_whose_draft_is_gone_are_asked_for_once() -> None:
+    class Counting(Drawn):
+        asked = 0
+
+        def pick(self, row: RowView, drafts: Sequence[str]) -> str:
+            self.asked += 1
+            return super().pick(row, drafts)
+
+    selection, names = Counting(parts()), ("a", "b", "dear")
+    (first,) = selection.choose([row("1/0", names)]).values()
+    left = tuple(name for name in names if name != first)
+    instead = {selection.choose([row("1/0", left)])["1/0"] for _ in range(20)}
+    assert len(instead) == 1
+    assert instead <= {*left}
+    assert selection.asked == 2
+    assert selection.choose([row("1/0", names)]) == {"1/0": first}, "it can draft again"
+
+
+def test_as_many_prompts_are_remembered_as_are_compared() -> None:
+    selection = ByPromptLength(parts(("dear", "a")))
+    for number in range(REMEMBERED):
+        selection.choose([row(f"short {number}", ("dear", "a"), prompt=range(5))])
+    for number in range(REMEMBERED):
+        chosen = selection.choose([row(f"long {number}", ("dear", "a"), prompt=range(50 + number % 50))])
+    assert selection.choose([row("new", ("dear", "a"), prompt=range(55))]) == {"new": "a"}, "short ones are forgotten"
+    assert set(chosen.values()) == {"dear"}
 
 
 def test_names_and_options_are_checked() -> None:

@@ -42,6 +42,18 @@ def test_it_explores_in_chunks_then_serves_two_to_the_kth_steps() -> None:
         assert exploited == {"b"}
 
 
+def test_a_changed_draft_is_explored_again_at_once() -> None:
+    selection = Lbss(parts(NAMES), chunks=9, chunk=1, first=2)
+    rewards = {"1/0": {"a": 5, "b": 4, "c": 2}}
+    while selection.epoch < 5 or selection.explores:
+        observe(selection, rewards)
+    rewards["1/0"]["c"] = 9
+    selection.draft_changed("c", None)
+    assert (selection.epoch, selection.explores) == (2, True)
+    seen = [observe(selection, rewards)["1/0"] for _ in range(9 + 4 + 9 + 8)]
+    assert {"c"} == set(seen[-8:])
+
+
 def test_the_matching_is_the_best_of_all_where_places_are_few() -> None:
     rewards = {
         "1/0": {"a": 9, "b": 8, "c": 1},

@@ -111,6 +111,21 @@ def test_reading_ahead_may_fail_as_drafting_may(
     assert output.stats.sources["a"] > 5
 
 
+def test_steps_with_a_switch_are_told_apart(
+    draft: LanguageModel, truncated_draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    controller = SelectingController(FixedLength(2), lambda latency: Coming(ahead=False))
+    engine = make_engine({"a": draft, "b": truncated_draft}, controller_object=controller)
+    (output,) = engine.generate([LONG], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+    figures = controller.figures
+    assert (figures.switches, len(figures.switch_s)) == ({"a": 0, "b": 1}, 1)
+    assert len(figures.usual_s) > 20
+    assert min(*figures.switch_s, *figures.usual_s) > 0
+    assert figures.row_seconds.keys() == {"a", "b"}
+    assert sum(figures.row_seconds.values()) >= sum(figures.switch_s) + sum(figures.usual_s)
+    assert sum(figures.tokens.values()) >= len(output.token_ids) - 1
+
+
 def test_a_running_answer_keeps_its_draft_until_the_new_one_has_read() -> None:
     """It is decided for the other one at a review, and switches when that has read up."""
     selection = GoodputSelection(parts())

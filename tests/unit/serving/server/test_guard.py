@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from .conftest import Running, Serve
+from .conftest import Running, Serve, wait_for
 from .raw_http import HEAD, connection, exchange, read_until, status_of
 
 BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 2, "temperature": 0}
@@ -41,6 +41,15 @@ def test_slow_headers_and_slow_bodies_are_cut(serve: Serve) -> None:
         raw.sendall(b"GET /version HTTP/1.1\r\nHo")
         assert raw.recv(4096) == b""
     assert running.complete().status_code == 200
+
+
+def test_a_client_that_leaves_while_it_sends_is_no_failure(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    running = serve()
+    with connection(running) as raw:
+        raw.sendall((HEAD + "Content-Length: 1000\r\n\r\n{").encode())
+    wait_for(lambda: 'status="499"' in running.state.metrics.text().decode())
+    assert "a request failed" not in caplog.text
+    assert 'status="500"' not in running.state.metrics.text().decode()
 
 
 def test_nobody_goes_on_sending_after_a_refusal(guarded: Running) -> None:

@@ -29,6 +29,8 @@ def test_a_port_in_use_is_named() -> None:
             bind(ServerConfig(port=port))
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
         bind(ServerConfig(host="192.0.2.1", port=0))
+    with pytest.raises(ConfigError, match=r"server\.host=a\.\.b is not an address"):
+        bind(ServerConfig(host="a..b", port=0))
 
 
 def test_the_banner_of_a_server_that_drafts_nothing_says_what_would(serve: Serve) -> None:

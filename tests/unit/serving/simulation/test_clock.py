@@ -9,6 +9,7 @@ import pytest
 
 from distillspec.config import WorkloadConfig
 from distillspec.errors import ConfigError
+from distillspec.serving.costs.hardware_profile import HostCost
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.simulation import (
@@ -49,6 +50,12 @@ def test_two_requests_without_speculation_by_hand() -> None:
     assert (a.first_token_s, a.finished_s) == pytest.approx((1.04, 3.104))
     assert (b.admitted_s, b.first_token_s, b.finished_s) == pytest.approx((1.04, 2.075, 3.104))
     assert b.total_s == pytest.approx(2.604)
+
+
+def test_the_hosts_time_of_each_step_and_row_passes() -> None:
+    slow = replace(SMALL, host=HostCost(0.1, 0.02))
+    result = served("none", [request("a", 0.0, 4, 3), request("b", 0.5, 2, 2)], slow)
+    assert [step.seconds for step in result.steps] == pytest.approx([1.04 + 0.12, 1.035 + 0.14, 1.029 + 0.14])
 
 
 def test_two_requests_with_speculation_by_hand() -> None:

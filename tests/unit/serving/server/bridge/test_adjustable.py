@@ -8,7 +8,11 @@ from distillspec.serving.control.fixed import FixedLength, FixedTree
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.control.wrapped import innermost, known_costs
+from distillspec.serving.selection.baselines import Fixed
+from distillspec.serving.selection.selecting import SelectingController
 from distillspec.serving.server.bridge.adjustable import AdjustableController, LengthOverride
+
+from ...selection.steps import parts, row
 
 
 def test_the_override_hides_neither_measured_costs_nor_admission() -> None:
@@ -17,6 +21,16 @@ def test_the_override_hides_neither_measured_costs_nor_admission() -> None:
     assert known_costs(AdjustableController(FixedLength(4))) is None
     smart = SmartSpecController(4, inside.latency)
     assert innermost(AdjustableController(smart)) is smart
+
+
+def test_a_fixed_length_leaves_each_row_its_own_draft() -> None:
+    names = ("a", "b")
+    selecting = SelectingController(GoodputController(4), lambda latency: Fixed(parts(names), draft="b"))
+    controller = AdjustableController(selecting)
+    controller.override = LengthOverride("fixed", 2)
+    plan = controller.plan(BatchView((row("1/0", names),)))
+    assert plan.chosen == {"1/0": "b"}
+    assert [[(tree.source, tree.shape.depth) for tree in own.trees] for own in plan.rows] == [[("b", 2)]]
 
 
 def test_the_override_bounds_every_row() -> None:

@@ -6,10 +6,16 @@ import json
 import signal
 import socket
 import threading
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+
+from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.requests import SequenceDelta
+from distillspec.serving.server import listening
+from distillspec.serving.server.bridge.request_stream import RequestStream
 
 from ..conftest import Running, Serve, hold, wait_for
 
@@ -122,6 +128,28 @@ def test_a_deadline_ends_a_request(serve: Serve) -> None:
     assert last[1:] == ["data: [DONE]", ""]
 
 
+def test_a_stream_has_the_text_before_its_deadline(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written, and the end by the deadline, reach a slow reader in one delta."""
+    running = serve()
+    wanted = running.http.post("/v1/completions", json={**LONG, "max_tokens": 8}).json()["choices"][0]["text"]
+    put = RequestStream.put
+
+    def late(stream: RequestStream, output: SequenceDelta, row: RowResult | None) -> None:
+        put(stream, replace(output, finish_reason="abort") if output.finish_reason else output, row)
+
+    monkeypatch.setattr(RequestStream, "put", late)
+    reply = running.http.post("/v1/completions", json={**LONG, "stream": True, "max_tokens": 8})
+    events = [
+        json.loads(line.removeprefix("data: ")) for line in reply.text.split("\n\n") if line.startswith("data: {")
+    ]
+    choices = [each["choices"][0] for each in events[:-1]]
+    assert "".join(choice["text"] for choice in choices) == wanted != ""
+    assert {choice["finish_reason"] for choice in choices} == {None}
+    assert events[-1]["error"]["code"] == "deadline_exceeded"
+    whole = running.complete(max_tokens=1)
+    assert (whole.status_code, whole.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+
 def test_draining_lets_answers_finish_and_takes_no_new_ones(serve: Serve) -> None:
     running = serve()
     release = hold(running)
@@ -188,6 +216,20 @@ def test_a_dead_engine_is_reported_at_once(serve: Serve, monkeypatch: pytest.Mon
     assert running.http.get("/health").status_code == 503
     assert running.complete().status_code == 503
     wait_for(lambda: b'engine_up{model_name="tiny"} 0.0' in running.state.metrics.text())
+
+
+def test_a_server_whose_engine_is_dead_ends_by_itself(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "DEAD_S", 0.2)
+    running = serve()
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(running.state.engine.sampler, "verify", fail)
+    assert running.complete().status_code == 500
+    running.thread.join(120)
+    assert not running.thread.is_alive()
+    assert running.server.signal_number is None
 
 
 def test_nan_logits_end_one_request_alone(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.base.acceptance import RowResult
-from distillspec.serving.base.requests import SequenceDelta
+from distillspec.serving.base.requests import RequestOutput, SequenceDelta
 from distillspec.serving.server.bridge.request_stream import RequestStream, kinds
 from distillspec.serving.server.http.errors import ApiError
 
@@ -40,6 +40,16 @@ def test_a_failure_comes_after_what_was_written() -> None:
     assert [delta.text for delta in asyncio.run(stream.take())] == ["A"]
     with pytest.raises(ApiError, match="gone"):
         asyncio.run(stream.take())
+
+
+def test_an_answer_that_was_finished_before_a_failure_is_whole() -> None:
+    stream = RequestStream([Request("a", (1,))])
+    stream.put(output_delta("a", 0, 65, finish="length"), None)
+    stream.finish(RequestOutput("a", (1,), ()))
+    assert stream.ended
+    stream.fail(ApiError(503, "gone"))
+    assert [delta.text for delta in asyncio.run(stream.take())] == ["A"]
+    assert asyncio.run(stream.take()) == []
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,20 @@ def test_a_client_that_reads_nothing_is_cut_off(serve: Serve, close: bool) -> No
     assert running.complete().status_code == 200
 
 
+def test_a_closing_connection_is_cut_off_though_its_rest_is_small(serve: Serve) -> None:
+    """The rest is below the mark at which the writer would wait, and nobody reads it."""
+    running = serve(write_timeout_s=0.3)
+    host, port = running.url.removeprefix("http://").split(":")
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        running.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        raw.connect((host, int(port)))
+        raw.sendall(f"GET /openapi.json HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        wait_for(lambda: running.server.server_state.total_requests == 1)
+        wait_for(lambda: not running.server.server_state.connections)
+    assert running.complete().status_code == 200
+
+
 def received(raw: socket.socket) -> bytes:
     """Read until the server closes."""
     reply = b""

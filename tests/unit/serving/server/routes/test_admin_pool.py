@@ -92,6 +92,9 @@ def test_metrics_and_dashboard_tell_drafts_apart(pooled: Running) -> None:
     assert all(counts.values())
     assert sum(value(text, "selected_tokens_total", name) for name in ("one", "two")) > 12 * 8
     assert value(text, "selected_draft_seconds_total", "one") > 0
+    assert all(value(text, "selected_row_seconds_total", name) > 0 for name in ("one", "two"))
+    assert 'selection_step_seconds{model_name="' in text
+    assert pooled.state.metrics.selection.steps()["usual"]["0.5"] > 0
     table = pooled.state.metrics.selection.table()
     assert {own["draft"]: own["share"] for own in table} == {name: count / 12 for name, count in counts.items()}
     versions = {draft.identity.version for draft in pooled.state.engine.drafts.values()}
