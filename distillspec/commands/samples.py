@@ -11,7 +11,9 @@ from distillspec.data.collect import collection_key, fixed_samples, sample_respo
 from distillspec.data.folder import DataFolder
 from distillspec.data.scoring import ScoringWriter
 from distillspec.data.shards import ShardWriter, read_samples
+from distillspec.data.signal_check import strange_signals
 from distillspec.data.writers import share_prompts
+from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel
 from distillspec.progress import TokenMeter, progress
 from distillspec.types import Prompt, Sample
@@ -35,12 +37,18 @@ def prepare_samples(
     Args:
         draft: the writer of the draft's part.
         state_bytes: memory for the target's states, as far as they are stored with the text.
+
+    Raises:
+        ConfigError: `data.cache` holds signals that are not the target's: early versions wrote such on CPUs.
+        RunError: new signals are not the target's.
     """
     prompts = folder.read_prompts().train
     writer_hash = draft.identity.weights_hash if draft is not None else target.identity.weights_hash
     key = collection_key(target, config, config.policy, seed, writer_hash)
     if config.cache is not None:
         samples = read_samples(folder.samples, target.identity, state_bytes)
+        if strange := strange_signals(samples, target):
+            raise ConfigError(f"data.cache={config.cache}: {strange}; write the text again, without data.cache")
         # With data.signal=none the live target judges, whatever the cache has recorded.
         return [replace(s, signal=None) for s in samples] if config.signal == "none" else samples
     writer = ShardWriter(folder.samples, key, config.shard_sequences)
@@ -49,7 +57,10 @@ def prepare_samples(
             _score_into(writer, prompts, target, config, seed)
         else:
             _sample_into(writer, prompts, target, draft, config, seed)
-    return read_samples(folder.samples, target.identity, state_bytes)
+    samples = read_samples(folder.samples, target.identity, state_bytes)
+    if strange := strange_signals(samples, target):
+        raise RunError(f"{folder.samples}: {strange}; try data.generator=engine, and report this")
+    return samples
 
 
 def _sample_into(

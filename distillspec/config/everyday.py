@@ -46,13 +46,13 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
     "export": ("draft.path", "format", "dtype", "gamma", *_TARGET),
     "report": ("runs", "title"),
     "adapt": (
-        *("online.folder", "once", "judge", "max_updates", "loss.name", *_TARGET),
+        *("online.folder", "once", "judge", "retrain_without", "max_updates", "loss.name", *_TARGET),
         *("adapt.every_requests", "adapt.min_requests", "adapt.learning_rate", "adapt.max_steps", "adapt.device"),
         *("adapt.threads", "adapt.lora_rank", "adapt.offline", "adapt.offline_share", "tracker.kind"),
         *("gate.requests", "gate.min_requests", "seed"),
     ),
     "replay": ("action", "online.folder", "tenant"),
-    "versions": ("action", "online.folder", "version", "keep"),
+    "versions": ("action", "online.folder", "version", "name", "keep"),
     "bench": (
         *("bench.prompts", "bench.policies", "bench.rates", "bench.seconds", "bench.rounds", "bench.max_tokens"),
         *("url", "model", "key_env", *_TARGET, "draft.path", "drafts", *_ENGINE, "sampling.temperature", "seed"),
