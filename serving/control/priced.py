@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import numpy
 
-from distillspec.serving.base.catch_up import ALONG, MOST
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation
 from distillspec.serving.control.base import Option, RowView, evidence
@@ -137,10 +136,7 @@ class PriceList:
 
     def _reading_s(self, option: Option) -> float:
         """Return the seconds in which a draft reads a text that it is far behind in."""
-        if not _is_behind(option):
-            return 0.0
-        steps = max(1.0, option.unread_tokens / MOST)  # costs are those of one step's reading
-        return steps * self.latency.of_draft(False, option.source).catch_up_s([option.unread_tokens])
+        return self.latency.reading_s(option.unread_tokens, option.source) if option.drafted_by_model else 0.0
 
     def _room(self, before: int) -> int:
         """Return the most nodes of a draft's tree behind so many others: the engine reserves places for a tree's."""
@@ -232,11 +228,6 @@ def _chosen(row: RowView, offers: Sequence[Offer], *, second: bool = False, draf
         return Chosen(row._replace(others=(), likely=None))
     best = found[place]
     return Chosen(row.with_option(best.option), best.shape, best.tokens, max(0.0, best.value - without))
-
-
-def _is_behind(option: Option) -> bool:
-    """Return True for a draft that would have to read a text first."""
-    return option.drafted_by_model and option.unread_tokens > ALONG
 
 
 def _names(option: Option) -> bool:

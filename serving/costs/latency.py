@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from distillspec.errors import ConfigError
-from distillspec.serving.base.catch_up import catch_up_cost
+from distillspec.serving.base.catch_up import ALONG, MOST, catch_up_cost
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.table import CostTable
 
@@ -92,6 +92,13 @@ class LatencyModel:
         if passes:
             return self.draft.seconds(0, tokens)
         return self.draft.seconds(0, rows + tokens) - self.draft.seconds(0, rows) if tokens else 0.0
+
+    def reading_s(self, unread_tokens: int, source: str = DRAFT) -> float:
+        """Return the seconds in which one of the drafts reads a text that it is far behind in, over as many steps."""
+        if unread_tokens <= ALONG:
+            return 0.0
+        steps = max(1.0, unread_tokens / MOST)
+        return steps * self.of_draft(False, source).catch_up_s([unread_tokens])
 
     def alike_s(self, rows: int, context: float, length: int) -> float:
         """Return the seconds of a step in which each row drafts `length` tokens. `context` is of all rows together."""

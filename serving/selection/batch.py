@@ -56,16 +56,24 @@ class Others:
     rows: how many there are, by draft. None: without one.
     context: cached tokens of all rows, the one that chooses too.
     habits: of drafts, by name.
+    blocks: drafts that draft all tokens in one pass.
     """
 
     rows: Mapping[str | None, int]
     context: int
     habits: Mapping[str, Habit]
+    blocks: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, drafts: Iterable[str | None], context: int, habits: Mapping[str, Habit]) -> Others:
+    def of(
+        cls,
+        drafts: Iterable[str | None],
+        context: int,
+        habits: Mapping[str, Habit],
+        blocks: frozenset[str] = frozenset(),
+    ) -> Others:
         """Return the rows that have these drafts."""
-        return cls(Counter(drafts), context, habits)
+        return cls(Counter(drafts), context, habits, blocks)
 
     def without(self, draft: str | None) -> Others:
         """Return the rows without one that has this draft."""
@@ -100,7 +108,7 @@ class Others:
         count, habit, table = self.rows.get(name, 0), self._habit(name), latency.table_of(name)
         if table is None:
             return latency.draft_free_s
-        if latency.at_once if option is None else option.at_once:
+        if name in self.blocks or (latency.at_once if option is None else option.at_once):
             return table.first + table.seconds(0, count * habit.drafted + length)
         seconds, level = table.first * min(1.0, count * min(1.0, habit.drafted) + (length > 0)), 1
         while (tokens := count * min(1.0, max(0.0, habit.drafted - level + 1)) + (level <= length)) > 0:

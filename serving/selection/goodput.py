@@ -67,7 +67,8 @@ class GoodputSelection:
     def choose(self, rows: Sequence[RowView]) -> Choices:
         before = [self._answers.get(row.sequence_id) for row in rows]
         drafts = [None if answer is None else answer.draft for answer in before]
-        self._prices.see(drafts, sum([row.context_tokens for row in rows]))
+        blocks = frozenset([option.source for row in rows for option in row.options if option.at_once])
+        self._prices.see(drafts, sum([row.context_tokens for row in rows]), blocks)
         found = {row.sequence_id: self._of(row) for row in rows}
         answers = [(row, self._answers.get(row)) for row in found]
         self.beliefs = {row: answer.belief for row, answer in answers if answer is not None}
@@ -149,11 +150,16 @@ class GoodputSelection:
         for option in drafts:
             name = option.source
             chances[name] = self._chance(name, known, draws.gauss(0, 1))
-            expected[name] = self._goodput(before, option, self._chance(name, known))
-            drawn[name] = self._goodput(before, option, chances[name])
+            reading_s = self.parts.latency().reading_s(option.unread_tokens, name)
+            expected[name] = self._after_reading(self._goodput(before, option, self._chance(name, known)), reading_s)
+            drawn[name] = self._after_reading(self._goodput(before, option, chances[name]), reading_s)
         chosen = max(drawn, key=lambda source: drawn[source])
         lost = self._prices.rows * (1 - expected[chosen] / max(expected.values()))
         return Answer(chosen, 0, known, chances[chosen], min(1.0, lost))
+
+    def _after_reading(self, rate: float, reading_s: float) -> float:
+        """Return the tokens a second of all rows over an answer's least length, if all wait while a text is read."""
+        return rate / (1 + rate * reading_s / (LEAST_LEFT * max(1, self._prices.rows)))
 
     def _review(self, row: RowView, answer: Answer, drafts: Sequence[Option]) -> None:
         """Let an answer switch to the best draft, if the rest of it pays for that."""
@@ -165,10 +171,10 @@ class GoodputSelection:
         option, rate, before = options[best], rates[best], rates[answer.draft]
         # All rows wait while the text is read. What this one wins is counted in seconds of all of them too.
         left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
-        catch_up_s = self.parts.latency().of_draft(option.at_once, best).catch_up_s([option.unread_tokens])
+        reading_s = self.parts.latency().reading_s(option.unread_tokens, best)
         answer.coming = None
         gain = self._prices.rows * (rate / before - 1)  # of the batch, as a share of one row's tokens
-        if gain > BETTER - 1 and left * gain / before > catch_up_s:
+        if gain > BETTER - 1 and left * gain / before > reading_s:
             answer.coming = best
             self._arrive(row, answer)
         lost = self._prices.rows * (1 - rates[answer.draft] / rate)

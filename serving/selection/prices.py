@@ -31,14 +31,15 @@ class Prices:
         """Number of rows."""
         return sum(self._rows.rows.values())
 
-    def see(self, drafts: Sequence[str | None], context: int) -> None:
+    def see(self, drafts: Sequence[str | None], context: int, blocks: frozenset[str] = frozenset()) -> None:
         """Take the rows of a step.
 
         Args:
             drafts: of each row, None for one without.
             context: their cached tokens, all together.
+            blocks: drafts that draft all tokens in one pass.
         """
-        self._rows = Others.of(drafts, context, self._habits)
+        self._rows = Others.of(drafts, context, self._habits, blocks)
         self._follow()
 
     def change(self, before: str | None, after: str) -> None:

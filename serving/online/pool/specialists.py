@@ -133,8 +133,8 @@ def least_gain(margin: float, cost: float, member: Member, replay: ReplayLog) ->
 
 
 def cost_of_a_draft(figures: SelectionFigures, drafts: int) -> float:
-    """Return the share of the tokens that trials of one draft have cost so far."""
+    """Return the share of the tokens that trials of one draft have cost so far. Some selections do not estimate it."""
     tokens = sum(figures.tokens.values())
-    if drafts < 2 or tokens < ENOUGH_TOKENS:
+    if drafts < 2 or tokens < ENOUGH_TOKENS or not figures.lost:
         return COST_OF_A_DRAFT
     return figures.lost / tokens / (drafts - 1)

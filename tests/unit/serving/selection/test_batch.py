@@ -66,6 +66,15 @@ def test_a_block_is_one_pass() -> None:
     assert found > Others.of([], 100, {}).goodput(SURVIVAL, option("a"), COSTS)
 
 
+def test_blocks_of_other_rows_cost_one_pass() -> None:
+    habits = {"a": Habit(3.0, 2.0)}
+    loop, block = (
+        Others.of(["a"] * 2, 100, habits, blocks).goodput(SURVIVAL, option("large"), COSTS)
+        for blocks in (frozenset[str](), frozenset({"a"}))
+    )
+    assert block > loop
+
+
 def test_habits_are_running_averages() -> None:
     habit = Habit()
     for _ in range(400):

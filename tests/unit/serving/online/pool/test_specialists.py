@@ -122,4 +122,5 @@ def test_the_cost_of_a_draft_is_what_trials_have_lost() -> None:
     figures.lost = 0.06 * 2 * ENOUGH_TOKENS
     assert cost_of_a_draft(figures, 3) == pytest.approx(0.03)
     assert cost_of_a_draft(figures, 1) == COST_OF_A_DRAFT
+    assert cost_of_a_draft(replace(figures, lost=0.0), 3) == COST_OF_A_DRAFT, "of a selection that estimates none"
     assert cost_of_a_draft(SelectionFigures(), 3) == COST_OF_A_DRAFT
