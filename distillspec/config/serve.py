@@ -29,7 +29,7 @@ class ServeCommand(OnlineGroups, ServedGroups):
     """`distill serve`: OpenAI's HTTP interface in front of the engine, with a dashboard.
 
     online=on: the draft learns from the traffic. A part of it is logged as token ids. A trainer process learns from the
-    log. A new version serves if it is better on answers that it has not learnt from, and is rolled back if it is worse in service.
+    log. A new version serves if it is better on answers that it has not learnt from. It is rolled back if it is worse.
     draft.path=FOLDER is needed at the first start only. Later ones take the last promoted version in online.folder.
     online=decoupled: as on, with a trainer started elsewhere by `distill adapt online.folder=FOLDER`.
     """
