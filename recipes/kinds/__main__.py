@@ -43,8 +43,8 @@ def _study() -> Study:
     parser.add_argument("--minutes", type=float, default=10.0, help="training, each kind")
     parser.add_argument("--text-minutes", type=float, default=10.0, help="writing text, once")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
-    parser.add_argument("--elsewhere", type=_words, default=(), help="prompt files that the best is judged on, A,B")
-    parser.add_argument("--temperatures", type=_numbers, default=(), help="other ones that it is judged at, as 0,0.7")
+    parser.add_argument("--elsewhere", type=files, default=(), help="prompt files that the best is judged on, A,B")
+    parser.add_argument("--temperatures", type=numbers, default=(), help="other ones that it is judged at, as 0,0.7")
     options = parser.parse_args()
     if min(options.minutes, options.text_minutes) <= 0:
         parser.error("--minutes and --text-minutes must be above 0")
@@ -67,11 +67,11 @@ def _study() -> Study:
     )
 
 
-def _words(text: str) -> tuple[str, ...]:
+def files(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def _numbers(text: str) -> tuple[float, ...]:
+def numbers(text: str) -> tuple[float, ...]:
     return tuple(map(float, text.split(",")))
 
 
