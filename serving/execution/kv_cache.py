@@ -10,8 +10,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from distillspec.models.pages import Pages
-
-PROBE = 16  # leading tokens that are compared first
+from distillspec.serving.execution.common_text import PROBE, common_length
 
 
 class Move(NamedTuple):
@@ -229,7 +228,7 @@ class SlotPool:
             wanted = best.length + (slot in self.owners or best.slot not in self.owners)  # as long does if it is free
             if self.salts[slot] != salt or min(len(held), len(tokens)) < wanted or held[:probe] != tokens[:probe]:
                 continue
-            length = _common(held, tokens)
+            length = common_length(held, tokens)
             if length >= wanted:
                 best = Prefix(slot, length)
         return best if best.length else None
@@ -287,17 +286,3 @@ class SlotPool:
         assert all(len(text) <= self.max_len for text in self.contents), "a slot holds more than fits"
         texts = zip(self.contents, self.held, strict=True)
         assert all(len(text) <= held for text, held in texts), "a text has less memory than it takes"
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Count equal leading tokens, by bisection: comparing slices is much faster than a loop. Most texts part early."""
-    agree, end = 0, min(len(one), len(other))
-    if one[:PROBE] != other[:PROBE]:
-        end = min(end, PROBE)
-    while agree < end:
-        middle = (agree + end + 1) // 2
-        if one[agree:middle] == other[agree:middle]:
-            agree = middle
-        else:
-            end = middle - 1
-    return agree
