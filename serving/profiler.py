@@ -107,12 +107,12 @@ def _host_s(engine: Engine, rows: int) -> float:
     params = SamplingParams(max_tokens=max(1, min(HOST_STEPS, engine.max_model_len - HOST_PROMPT)), ignore_eos=True)
     for row in range(rows):
         engine.submit(Request(f"host {rows} {row}", (1,) * HOST_PROMPT, params))
-    found = [0.0]
+    found = list[float]()
     while engine.has_work:
         result = engine.step().result
         if result is not None and not result.prefill_tokens and len(result.rows) == rows:
             found.append(result.total_s - result.draft_s - result.target_s)
-    return median(found[1:] or found)
+    return median(found) if found else 0.0
 
 
 def _verifications(passes: TimedPasses, grid: Grid) -> list[Work]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -139,12 +139,18 @@ def with_writer_logprobs(samples: Sequence[Sample], draft: LanguageModel, policy
     return [replace(s, writer_logprobs=_drawn_with(s, draft, policy)) if s.source == "draft" else s for s in samples]
 
 
+def response_logits(sample: Sample, model: LanguageModel) -> Iterator[Tensor]:
+    """Yield the float32 logits `[≤ SCORED_ROWS, width]` that a pass over the whole text gives for its response."""
+    ids = torch.tensor([sample.prompt_ids + sample.response_ids], device=model.device)
+    positions = torch.arange(ids.shape[1], device=model.device)[None]
+    hidden = model.hidden(ids, positions)[0, len(sample.prompt_ids) - 1 : -1]
+    for part in hidden.split(SCORED_ROWS):
+        yield model.head.logits(part).float()
+
+
 def _drawn_with(sample: Sample, draft: LanguageModel, policy: SamplingPolicy) -> Tensor:
-    ids = torch.tensor([sample.prompt_ids + sample.response_ids], device=draft.device)
-    positions = torch.arange(ids.shape[1], device=draft.device)[None]
-    hidden = draft.hidden(ids, positions)[0, len(sample.prompt_ids) - 1 : -1]
-    probs = torch.cat([policy_probs(draft.head.logits(part).float(), policy) for part in hidden.split(SCORED_ROWS)])
-    labels = ids[0, len(sample.prompt_ids) :]
+    probs = torch.cat([policy_probs(part, policy) for part in response_logits(sample, draft)])
+    labels = torch.tensor(sample.response_ids, device=draft.device)
     columns = labels if draft.kept_ids is None else torch.searchsorted(draft.kept_ids.to(labels.device), labels)
     return probs.gather(-1, columns[:, None])[:, 0].log().cpu()
 

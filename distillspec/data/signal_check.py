@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from distillspec.data.collect import SCORED_ROWS, response_logits
 from distillspec.models.language_model import LanguageModel
 from distillspec.signals import TeacherSignal
 from distillspec.types import Sample
@@ -34,7 +35,7 @@ def strange_signals(samples: Sequence[Sample], target: LanguageModel) -> str | N
 def _errors(sample: Sample, target: LanguageModel) -> Tensor:
     """Return the distance of each recorded log-probability from the target's, `[T · K]`."""
     assert isinstance(sample.signal, TeacherSignal)
-    ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]], device=target.device)
-    logits = target.full_width(target.logits(ids)[0, len(sample.prompt_ids) - 1 : -1])
-    logprobs = logits.float().log_softmax(-1).cpu().gather(1, sample.signal.ids.long())
-    return (logprobs - sample.signal.logprobs.float()).abs().flatten()
+    recorded = sample.signal.ids.long().split(SCORED_ROWS)
+    parts = zip(response_logits(sample, target), recorded, strict=True)
+    told = [target.full_width(logits).log_softmax(-1).cpu().gather(1, ids) for logits, ids in parts]
+    return (torch.cat(told) - sample.signal.logprobs.float()).abs().flatten()

@@ -12,7 +12,7 @@ from pathlib import Path
 from distillspec.cli import main as distill
 from distillspec.recipes.arguments import add_common, check_prompts, names_of
 from distillspec.recipes.distillspec.cells import resumable
-from distillspec.recipes.kinds.elsewhere import cells, compared
+from distillspec.recipes.kinds.elsewhere import cells
 from distillspec.recipes.kinds.results import figures_of, summary_of, write_results
 from distillspec.recipes.kinds.study import FIRST, KINDS, Study
 
@@ -20,20 +20,22 @@ from distillspec.recipes.kinds.study import FIRST, KINDS, Study
 def main() -> int:
     study = _study()
     for kind in study.kinds:
-        folder = study.folder(kind)
-        if summary_of(folder) is None:
-            code = distill(resumable([*study.command(kind), f"hydra.run.dir={folder}"], folder))
-            if code:
-                return code
-        print(write_results(study), flush=True)
-    kinds = compared(figures_of(study))
-    for cell in cells(study):
-        if summary_of(cell.folder(study)) is None:
-            code = distill(cell.command(study, kinds))
-            if code:
-                return code
-        print(write_results(study), flush=True)
+        if code := _run(study, study.command(kind), study.folder(kind)):
+            return code
+    for cell in cells(study, figures_of(study)):
+        if code := _run(study, cell.command(study), cell.folder(study)):
+            return code
     print(f"results: {study.root}")
+    return 0
+
+
+def _run(study: Study, command: list[str], folder: Path) -> int:
+    """Run a command into its folder, unless it is done, and write the results so far. Return its exit code."""
+    if summary_of(folder) is None:
+        command = [*command, f"hydra.run.dir={folder}"]
+        if code := distill(resumable(command, folder) if command[0] == "train" else command):
+            return code
+    print(write_results(study), flush=True)
     return 0
 
 

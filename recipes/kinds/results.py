@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from distillspec.files import write_json, write_text
 from distillspec.provenance import provenance
-from distillspec.recipes.kinds.elsewhere import cells, compared
+from distillspec.recipes.kinds.elsewhere import cells
 from distillspec.recipes.kinds.study import Study
 
 SHOWN = 4  # drafted positions in the table
@@ -32,7 +32,8 @@ def figures_of(study: Study) -> dict[str, dict[str, Any]]:
 
 def write_results(study: Study) -> str:
     """Write `results.json`, `results.md` and `kinds.png` under the study's root. Return the tables."""
-    kinds, elsewhere = figures_of(study), _elsewhere(study)
+    kinds = figures_of(study)
+    elsewhere = _elsewhere(study, kinds)
     record = {"kinds": kinds, "minutes": study.minutes, "text_minutes": study.text_minutes, "target": study.target}
     write_json(study.root / "results.json", {**record, "elsewhere": elsewhere, "provenance": provenance([], 0)})
     table = _table(kinds) + ("\n" + _table_elsewhere(elsewhere) if elsewhere else "")
@@ -41,13 +42,14 @@ def write_results(study: Study) -> str:
     return table
 
 
-def _elsewhere(study: Study) -> dict[str, dict[str, Any]]:
+def _elsewhere(study: Study, kinds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the judgements on other text and at other temperatures, by draft. The best kind comes first."""
-    kinds, found = compared(figures_of(study)), dict[str, dict[str, Any]]()
-    for cell in cells(study):
-        if (summary := summary_of(cell.folder(study))) is not None:
-            found[cell.name] = dict(zip(kinds, map(_judged, summary["results"]), strict=False))
-    return found
+    found = {cell: summary_of(cell.folder(study)) for cell in cells(study, kinds)}
+    return {
+        cell.name: dict(zip(cell.kinds, map(_judged, summary["results"]), strict=True))
+        for cell, summary in found.items()
+        if summary is not None
+    }
 
 
 def _judged(after: dict[str, Any]) -> dict[str, Any]:

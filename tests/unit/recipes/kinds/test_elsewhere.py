@@ -15,17 +15,22 @@ def predicted(speedup: float) -> dict[str, Any]:
 
 def test_the_best_kind_is_compared_with_the_one_without_states() -> None:
     kinds = {"eagle": predicted(1.5), "block": predicted(1.6), "tokens": predicted(1.2)}
-    assert compared(kinds) == ["block", "tokens"]
-    assert compared({"eagle": predicted(1.5)}) == ["eagle"]
-    assert compared({"eagle": predicted(1.1), "tokens": predicted(1.2)}) == ["tokens"]
+    assert compared(kinds) == ("block", "tokens")
+    assert compared({"eagle": predicted(1.5)}) == ("eagle",)
+    assert compared({"eagle": predicted(1.1), "tokens": predicted(1.2)}) == ("tokens",)
 
 
 def test_other_text_is_judged_as_the_study_was_and_own_text_at_other_temperatures(tmp_path: Path) -> None:
     words = ("data.eval_prompts=8", "draft.vocabulary=64", "data.batch_slots=4")
     study = Study(tmp_path, "a/maths.jsonl", words=words, elsewhere=("code.jsonl",), temperatures=(0.0, 0.7))
-    assert cells(study) == [Cell("a/maths.jsonl", 0.0), Cell("a/maths.jsonl", 0.7), Cell("code.jsonl", 1.0)]
-    command = cells(study)[2].command(study, ["block", "tokens"])
-    assert command == [
+    kinds = ("block", "tokens")
+    found = cells(study, {"block": predicted(1.6), "tokens": predicted(1.2)})
+    assert found == [
+        Cell(kinds, "a/maths.jsonl", 0.0),
+        Cell(kinds, "a/maths.jsonl", 0.7),
+        Cell(kinds, "code.jsonl", 1.0),
+    ]
+    assert found[2].command(study) == [
         "eval",
         f"drafts=[{tmp_path}/block,{tmp_path}/tokens]",
         "target=smollm2",
@@ -33,6 +38,7 @@ def test_other_text_is_judged_as_the_study_was_and_own_text_at_other_temperature
         "sampling.temperature=1",
         "evaluation.measure_speedup=true",
         "data.eval_prompts=8",
-        f"hydra.run.dir={tmp_path}/elsewhere/code-1",
     ]
-    assert len({cell.folder(study) for cell in cells(study)}) == 3
+    assert found[2].folder(study) == tmp_path / "elsewhere" / "code-1-block-tokens"
+    others = cells(study, {"eagle": predicted(1.6)})
+    assert len({cell.folder(study) for cell in (*found, *others)}) == 6, "of other kinds is another comparison"

@@ -33,7 +33,7 @@ def test_tables_name_the_best_length_and_the_defaults_on_all_text(tmp_path: Path
     study = Study(tmp_path, "maths.jsonl", elsewhere=("code.jsonl",))
     write(study.folder("eagle"), {"after": judged(0.5, 1.7), "minutes": 10})
     write(study.folder("tokens"), {"after": judged(0.4, None), "minutes": 10})
-    write(tmp_path / "elsewhere" / "code-1", {"results": [judged(0.3, 1.1), judged(0.2, 1.0)]})
+    write(tmp_path / "elsewhere" / "code-1-eagle-tokens", {"results": [judged(0.3, 1.1), judged(0.2, 1.0)]})
     lines = write_results(study).splitlines()
     eagle = "| eagle | 0.500, 0.500, 0.500, 0.500 | 1.50 | 0.100 | 1.50 [1.40, 1.60] | 1.30 [1.20, 1.40] with 2"
     assert f"{eagle} | 1.70 [1.60, 1.80] | 0 |" in lines
