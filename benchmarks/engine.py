@@ -131,14 +131,15 @@ def speculation(options: argparse.Namespace, target: LanguageModel) -> dict[str,
         prompts = read_prompts(options.prompts, target, (options.rounds + 1) * max(options.batches), without=seen)
         other = load_target(TargetConfig(path=options.target, dtype=options.dtype))  # an engine changes what it holds
         for batch in options.batches:
-            engine = make_engine(options, target, draft, batch, speculation_length=4)
+            engine = make_engine(options, target, draft, batch, speculation_length=4, controller="goodput")
             own = load_draft(options.draft, other)
             default = make_engine(options, other, own, batch, proposer=None, controller="goodput")
             found[str(batch)] = _against_plain(engine, prompts, batch, (0, 1, 2, 3, 4), options, default)
             goals[str(batch)] = GOALS["speculation"][str(batch)]
     if options.summaries:
         texts = read_prompts(options.summaries, target, 4, longest=600)
-        engine = make_engine(options, target, None, 1, proposer="prompt_lookup", speculation_length=7)
+        own = {"proposer": "prompt_lookup", "speculation_length": 7, "controller": "goodput"}
+        engine = make_engine(options, target, None, 1, **own)
         found["lookup"] = _against_plain(engine, texts, len(texts), (0, 3, 5, 7), options)
         goals["lookup"] = GOALS["speculation"]["lookup"]
     written = {"tokens": NEW_TOKENS, "temperature": options.temperature}
@@ -153,7 +154,7 @@ def _against_plain(
     options: argparse.Namespace,
     default: Engine | None = None,
 ) -> dict[str, Any]:
-    """Compare fixed lengths of one engine, 0 among them, with lengths by goodput.
+    """Compare fixed lengths of one engine, 0 among them, with lengths by goodput and the costs measured at its start.
 
     Args:
         default: another engine, which chooses by itself. Its ratio is to its own plain decoding: an engine's weights
@@ -161,7 +162,7 @@ def _against_plain(
     """
     params = SamplingParams(temperature=options.temperature, max_tokens=NEW_TOKENS, ignore_eos=True)
     controllers: dict[str, LengthController] = {str(k): FixedLength(k) for k in lengths}
-    controllers["goodput"] = GoodputController(max(lengths), drafts_with_model=engine.draft is not None)
+    controllers["goodput"] = GoodputController(max(lengths), engine.costs, drafts_with_model=engine.draft is not None)
     sides = {name: Side(engine, controller) for name, controller in controllers.items()}
     if default is not None:
         sides |= {"default": Side(default, default.controller), OWN_PLAIN: Side(default, FixedLength(0))}
