@@ -176,11 +176,11 @@ def imitated(seen: Seen, runs: Sequence[Seen], machine: Hardware, options: argpa
 
 
 def _judge_profile(profile: Profile) -> dict[str, Any]:
-    parts = {"target": profile.target_cost, "draft": profile.draft_cost}
-    errors = {name: part.held_out_error for name, part in parts.items() if part is not None}
+    parts = {"target": profile.target_cost, **{source: draft.cost for source, draft in profile.drafts.items()}}
+    errors = {name: part.held_out_error for name, part in parts.items()}
     return {
         "held_out_error": errors,
-        "points": {name: len(part.points) for name, part in parts.items() if part is not None},
+        "points": {name: len(part.points) for name, part in parts.items()},
         "met": max(errors.values()) <= GOALS["held_out_error"],
     }
 

@@ -25,9 +25,11 @@ from common import write_result
 from live import add_options, capacity_of, load, make_engine, prompts_of, setting_of
 
 from distillspec.config import DraftConfig, TargetConfig
+from distillspec.config.engine import EngineConfig
 from distillspec.models import LanguageModel, initialise_draft, load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.bench.compare import Ratio, speed_ratio
 from distillspec.serving.bench.drive import drive
 from distillspec.serving.bench.load import Arrival
@@ -56,7 +58,7 @@ def main() -> None:
 def sweep(options: argparse.Namespace, target: LanguageModel, prompts: list[Prompt]) -> dict[str, Any]:
     """Every policy at every load."""
     draft = load_pretrained(options.draft, target, target.dtype)
-    latency = Profile.load(options.profile, target, draft).latency if options.profile else None
+    latency = Profile.load(options.profile, target, {DRAFT: draft}, EngineConfig()).latency if options.profile else None
     names = ["none", *(f"fixed-{k}" for k in options.fixed), "goodput"]
     engine = make_engine(options, target, draft, max(options.fixed), compiled=options.compile)
     capacity, runs = _at_every_load(engine, options, prompts, names, latency)

@@ -139,7 +139,7 @@ def build_parts(
         page = 0
     cache = plan_cache(settings, models, max_model_len, feature_ids, page)
     # These may refuse too (another machine's profile, a kernel that does not run), so models are held after them.
-    costs = profiled_costs(settings, target, drafts.get(DRAFT))
+    costs = profiled_costs(settings, target, drafts)
     planner = controller or choose_controller(settings, costs, drafts)
     held = HeldModels(pack_weights=settings.pack_weights, compile=settings.compile)
     with held.released_on_failure():  # a proposer may refuse its settings
@@ -202,7 +202,7 @@ def is_pool(drafts: Mapping[str, LanguageModel]) -> bool:
 
 
 def check_pool(settings: EngineConfig, drafts: Mapping[str, LanguageModel]) -> None:
-    """Refuse names of drafts that other sources have, and settings that one draft alone can have.
+    """Refuse names of drafts that other sources have, and selections that there are not.
 
     Raises:
         ConfigError: names the draft or the setting.
@@ -211,11 +211,6 @@ def check_pool(settings: EngineConfig, drafts: Mapping[str, LanguageModel]) -> N
         if name in SOURCES or (name == DRAFT and len(drafts) > 1):
             raise ConfigError(f"a draft cannot be called {name}, as a proposer is; rename its folder")
     check_selection(settings.selection, settings.selection_options)
-    if is_pool(drafts) and settings.profile is not None:
-        raise ConfigError(
-            f"profile={settings.profile} has the costs of one draft; leave it out with several: they are measured "
-            "at the start"
-        )
 
 
 def kept_states(settings: EngineConfig, drafts: Iterable[LanguageModel]) -> tuple[int, ...]:
@@ -223,7 +218,9 @@ def kept_states(settings: EngineConfig, drafts: Iterable[LanguageModel]) -> tupl
     return tuple(dict.fromkeys([*settings.feature_ids, *(state for draft in drafts for state in draft.state_ids)]))
 
 
-def profiled_costs(settings: EngineConfig, target: LanguageModel, draft: LanguageModel | None) -> LatencyModel | None:
+def profiled_costs(
+    settings: EngineConfig, target: LanguageModel, drafts: Mapping[str, LanguageModel]
+) -> LatencyModel | None:
     """Read the costs of the profile that settings name, None without one.
 
     Raises:
@@ -231,7 +228,7 @@ def profiled_costs(settings: EngineConfig, target: LanguageModel, draft: Languag
     """
     if settings.profile is None:
         return None
-    profiled = draft if uses_draft(settings, with_draft=True) else None
+    profiled = drafts if uses_draft(settings, with_draft=True) else {}
     return Profile.load(Path(settings.profile), target, profiled, settings).latency
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from distillspec.models import LanguageModel
 from distillspec.models.checkpoint import check_target
 from distillspec.models.features import check_feature_ids
 from distillspec.models.memory import return_freed_memory
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.tree import DRAFT
+from distillspec.serving.costs.hardware_profile import count_weights
 from distillspec.serving.draft_loading import check_finite, draft_name, load_draft, version_of
 from distillspec.serving.engine_builder import ProposerBuilder, check_pool, is_pool, kept_states
 from distillspec.serving.execution.memory import CachePlan, check_draft_fits, check_reads
@@ -87,7 +90,7 @@ class EngineDrafts:
             self._keep_states(draft)
             if member is not None:
                 self._pool.put(source, member)
-                self._changed(source, acceptance)
+                self._changed(self._change(source, acceptance, draft, old))
             else:
                 self.executor.use_proposer(proposer)
                 self.core.draft_changed(acceptance)
@@ -110,7 +113,7 @@ class EngineDrafts:
             if (old := self.loaded.pop(name, None)) is None:
                 return
             self._pool.remove(name)
-            self._changed(name, None)
+            self._changed(DraftChange(name))
             self._free(old)
             if not self.loaded:
                 log.error("the last draft is unloaded: nothing is drafted by a model until another is loaded")
@@ -131,9 +134,18 @@ class EngineDrafts:
             raise ConfigError(f"{name}={path}: this engine has one draft; start it with drafts=[…] to have several")
         return DRAFT
 
-    def _changed(self, source: str, acceptance: float | None) -> None:
+    def _changed(self, change: DraftChange) -> None:
         self.executor.sequences.forgive_failures()
-        self.core.member_changed(source, acceptance)
+        self.core.member_changed(change)
+
+    def _change(
+        self, source: str, acceptance: float | None, draft: LanguageModel, old: LanguageModel | None
+    ) -> DraftChange:
+        """Return the news of a new draft. By its size it costs what that before it did, or the one most alike."""
+        others = {own: model for own, model in self.loaded.items() if own != source} if old is None else {source: old}
+        times = {own: count_weights(draft) / count_weights(model) for own, model in others.items()}
+        like = min(times, key=lambda own: abs(math.log(times[own])), default=None)
+        return DraftChange(source, acceptance) if like is None else DraftChange(source, acceptance, like, times[like])
 
     def _keep_states(self, draft: LanguageModel) -> None:
         """Keep the target's states that a draft reads. Running sequences are read again, if some were not kept."""

@@ -13,8 +13,18 @@ import torch
 
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request
-from distillspec.serving.costs.hardware_profile import HostCost, ModelKey, PassKey, Profile, Timed, fit, machine
+from distillspec.serving.costs.fitted import Timed, fit
+from distillspec.serving.costs.hardware_profile import (
+    HostCost,
+    ModelKey,
+    PassKey,
+    Profile,
+    ProfiledDraft,
+    machine,
+    size_of,
+)
 from distillspec.serving.engine import Engine
+from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.timed_passes import TimedPasses, Work
 
 RESAMPLES = 1000  # bootstrap samples of the rounds
@@ -69,10 +79,9 @@ def measure(
     """
     passes = engine.timed_passes(clock)
     works = [*_verifications(passes, grid), *(passes.prefill(tokens, grid.rounds) for tokens in grid.prompts)]
-    if engine.draft is not None and engine.proposer is not None and (drafts := passes.drafts()):
-        most = drafts[0].most
-        lengths = sorted({min(k, most) for k in grid.lengths if k > 0})
-        works += [passes.drafting(r, k, context) for context, r, k in product(grid.contexts, grid.rows, lengths)]
+    drafts = passes.drafts() if engine.proposer is not None else []
+    for draft in drafts:
+        works += _draft_loops(passes, grid, draft)
     seconds: list[list[float]] = [[] for _ in works]
     passes.warm_up(works)
     total = len(works) * (grid.rounds + 1)
@@ -84,20 +93,24 @@ def measure(
         if on_pass is not None:
             on_pass(done + 1, total)
     generator = torch.Generator().manual_seed(seed)
-    points: dict[str, list[Timed]] = {}
+    points: dict[tuple[str, str], list[Timed]] = {}
     for place, (work, times) in enumerate(zip(works, seconds, strict=True)):
         over_plain = None if work.plain is None else paired_ratio(times, seconds[place - work.plain])
-        points.setdefault(work.kind, []).append(replace(work.point, seconds=median(times), over_plain=over_plain))
-    points = {kind: _hold_out(found, grid.held_out, generator) for kind, found in points.items()}
-    drafted = points.get("drafting")
+        own = points.setdefault((work.source, work.kind), [])
+        own.append(replace(work.point, seconds=median(times), over_plain=over_plain))
+    points = {key: _hold_out(found, grid.held_out, generator) for key, found in points.items()}
     return Profile(
         machine(engine.target.device),
         PassKey.of(engine.settings),
         ModelKey.of(engine.target),
-        fit(points["verification"] + points["prefill"]),
-        ModelKey.of(engine.draft) if engine.draft is not None and drafted else None,
-        fit(drafted) if drafted else None,
-        any(own.at_once for own in passes.drafts()),
+        fit([point for (source, _), found in points.items() if not source for point in found]),
+        {
+            draft.source: ProfiledDraft(
+                (model := engine.drafts[draft.source]).name, size_of(model), fit(found), draft.at_once
+            )
+            for draft in drafts
+            if (found := points.get((draft.source, "drafting")))
+        },
         HostCost.through({rows: _host_s(engine, rows) for rows in {1, max(grid.rows)}}),
     )
 
@@ -121,6 +134,14 @@ def _verifications(passes: TimedPasses, grid: Grid) -> list[Work]:
     return [
         passes.verification(rows, length, context, place if place and lengths[0] == 0 else None)
         for context, rows, (place, length) in product(grid.contexts, grid.rows, enumerate(lengths))
+    ]
+
+
+def _draft_loops(passes: TimedPasses, grid: Grid, draft: Prospect) -> list[Work]:
+    lengths = sorted({min(length, draft.most) for length in grid.lengths if length > 0})
+    return [
+        passes.drafting(rows, length, context, draft.source)
+        for context, rows, length in product(grid.contexts, grid.rows, lengths)
     ]
 
 

@@ -14,7 +14,7 @@ from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.shape import chain_of
 from distillspec.serving.base.tree import DRAFT, TokenTree
-from distillspec.serving.costs.hardware_profile import Timed
+from distillspec.serving.costs.fitted import Timed
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.flat_batch import RowInput

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from distillspec.config.checks import check_seed, require
-from distillspec.config.models import DraftPathConfig, TargetConfig
+from distillspec.config.models import DraftPathConfig, TargetConfig, check_drafts
 
 
 @dataclass
@@ -38,12 +38,14 @@ class ProfileConfig:
 
 @dataclass
 class ProfileCommand:
-    """`distill profile`: time passes of target and draft on this machine, for the length controller."""
+    """`distill profile`: time passes of target and drafts on this machine, for the length controller."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
     draft: DraftPathConfig = field(default_factory=DraftPathConfig)
+    drafts: list[str] = field(default_factory=list)  # several, in place of draft.path
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        check_drafts(self.draft, self.drafts)

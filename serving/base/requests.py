@@ -137,7 +137,7 @@ class SequenceState:
     computed: int = 0  # leading tokens whose keys and values the target's cache holds
     turn: int = 0  # among waiting answers of all tenants, see `TenantTurns`
     speculates: bool = True  # False after NaN in the target's logits at drafted tokens
-    speculation_failed: bool = False  # NaN, or a proposer that raised an exception or was paused after one
+    failed_sources: set[str] = field(default_factory=set)  # whose tokens gave NaN, or that raised or rest after it
     candidates: tuple[int, ...] = ()  # what the target drew for its next token, one of which will be it
     text: str | None = ""  # None where the engine has no tokenizer
     finish_reason: FinishReason | None = None

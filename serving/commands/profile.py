@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from distillspec.commands.drafts import find_drafts
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import ProfileCommand
 from distillspec.config.engine import EngineConfig
@@ -14,8 +15,9 @@ from distillspec.errors import ConfigError
 from distillspec.files import write_atomic
 from distillspec.models import load_target
 from distillspec.progress import progress
-from distillspec.serving.costs.hardware_profile import FILE, Fitted, Profile
-from distillspec.serving.draft_loading import load_draft
+from distillspec.serving.costs.fitted import Fitted
+from distillspec.serving.costs.hardware_profile import FILE, Profile
+from distillspec.serving.draft_loading import load_drafts
 from distillspec.serving.engine import Engine
 from distillspec.serving.profiler import Grid, measure
 
@@ -24,7 +26,7 @@ def run(config: ProfileCommand, folder: Path) -> None:
     """Write `profile.json`, `fit.png` (predicted against measured, as SmartSpec's Fig. 7) and `summary.json`."""
     torch.manual_seed(config.seed)
     target = load_target(config.target)
-    draft = load_draft(config.draft.path, target) if config.draft.path else None
+    drafts = load_drafts(find_drafts(config.drafts) or config.draft.path, target)
     chosen = config.profile
     grid = Grid(chosen.contexts, chosen.rows, chosen.lengths, chosen.prompts, chosen.rounds, chosen.held_out)
     settings = EngineConfig(
@@ -34,7 +36,7 @@ def run(config: ProfileCommand, folder: Path) -> None:
         compile=chosen.compile,
         pack_weights=chosen.pack_weights,
     )
-    engine = Engine(target, draft, settings)
+    engine = Engine(target, drafts, settings)
     rows = engine.limits.cache_tokens // engine.max_model_len
     if rows < max(chosen.rows):
         raise ConfigError(f"profile.rows={chosen.rows}: memory is there for {rows} rows; name fewer")
@@ -90,8 +92,7 @@ def _draw(axes: Any, name: str, fitted: Fitted) -> None:
 
 
 def _parts(profile: Profile) -> dict[str, Fitted]:
-    parts = {"target": profile.target_cost}
-    return parts if profile.draft_cost is None else {**parts, "draft": profile.draft_cost}
+    return {"target": profile.target_cost, **{source: draft.cost for source, draft in profile.drafts.items()}}
 
 
 def _figures(fitted: Fitted) -> dict[str, Any]:
@@ -121,13 +122,14 @@ def _over_plain(profile: Profile) -> list[str]:
 
 
 def _table(profile: Profile) -> str:
-    lines = [
-        f"{'pass':<8}{'per 1,000 context':>18}{'per row':>12}{'first pass':>12}{'held-out error':>16}  ms by tokens"
-    ]
-    for name, fitted in _parts(profile).items():
+    parts = _parts(profile)
+    wide = max(map(len, parts)) + 2
+    names = f"{'per 1,000 context':>18}{'per row':>12}{'first pass':>12}{'held-out error':>16}"
+    lines = [f"{'pass':<{wide}}{names}  ms by tokens"]
+    for name, fitted in parts.items():
         cost = fitted.cost
         knots = ", ".join(f"{tokens:g}: {1e3 * seconds:.1f}" for tokens, seconds in cost.knots)
         times = f"{1e6 * cost.per_context:>15.3f} ms{1e3 * cost.per_row:>9.3f} ms{1e3 * cost.first:>9.3f} ms"
-        lines.append(f"{name:<8}{times}{100 * fitted.held_out_error:>14.1f} %  {knots}")
+        lines.append(f"{name:<{wide}}{times}{100 * fitted.held_out_error:>14.1f} %  {knots}")
     lines.append(f"outside passes: {1e3 * profile.host.step_s:.2f} ms a step, {1e3 * profile.host.row_s:.3f} ms a row")
     return "\n".join(lines)

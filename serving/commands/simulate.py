@@ -24,8 +24,8 @@ from distillspec.serving.simulation.figures import RunFigures, figures_of, plot_
 
 def run(config: SimulateCommand, folder: Path) -> None:
     """Write `results.csv`, `latency.png` and `summary.json`, and print the table."""
-    _check_drafts(config)
     hardware = derive_hardware(config.hardware)
+    _check_drafts(config, hardware)
     rates = [None] if config.workload.trace is not None else list(config.workload.rates)
     workloads = [make_workload(config.workload, rate, config.seed) for rate in rates]
     selections: list[str | None] = [*config.selections] or [None]
@@ -49,13 +49,13 @@ def run(config: SimulateCommand, folder: Path) -> None:
     )
 
 
-def _check_drafts(config: SimulateCommand) -> None:
+def _check_drafts(config: SimulateCommand, hardware: Hardware) -> None:
     """Raise ConfigError where machine, load and selections do not name the same drafts."""
-    drafts, alphas = set(config.hardware.drafts), config.workload.alphas
+    drafts, alphas = set(hardware.latency.members), config.workload.alphas
     if not drafts and (config.selections or alphas):
         raise ConfigError(
             f"selections={config.selections} and workload.alphas are for several drafts; name them in hardware.drafts, "
-            "as hardware=a100-7b-five does"
+            "as hardware=a100-7b-five does, or profile several"
         )
     if drafts and (not alphas or any(set(own) != drafts for own in alphas.values())):
         raise ConfigError(

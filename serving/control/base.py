@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.shape import PlannedTree, TreeShape, chain_of
 from distillspec.serving.base.tree import DRAFT
@@ -50,6 +51,7 @@ class RowView(NamedTuple):
     domain: str = "default"  # kind of text, in the caller's words
     prompt: tuple[int, ...] = ()
     belief: float | None = None  # P(a drafted token is accepted) by what is known of the request, None: not known
+    left: int = 1 << 30  # the most tokens that it may still write
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -266,12 +268,8 @@ class LengthController(Protocol):
 class KnowsDrafts(Protocol):
     """A length controller that tells several drafts apart."""
 
-    def member_changed(self, source: str, acceptance: float | None = None) -> None:
-        """Forget what was learnt of a draft that is another from now on, new, or gone.
-
-        Args:
-            acceptance: of the new draft over that of the old one, None: not known.
-        """
+    def member_changed(self, change: DraftChange) -> None:
+        """Forget what was learnt of a draft that is another from now on, new, or gone."""
         ...
 
 

@@ -9,7 +9,7 @@ may fall short by about what one token gives (a knapsack's rest).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy
 
@@ -22,10 +22,17 @@ from distillspec.serving.control.allocation import (
     order_at,
     row_tokens,
 )
+from distillspec.serving.control.base import RowView
 from distillspec.serving.costs.table import Floats
 
 MOST_LEVELS = 48  # values of τ that are tried, evenly chosen where there are more
 WITHIN = 1 + 1e-9  # of a bound
+
+
+def bounds_of(rows: Sequence[RowView], of_all: float | None) -> Floats | None:
+    """Return the bound on seconds a token of each row, its own or that of all. None: without any, infinity: for one."""
+    own = [row.max_time_per_token_s or of_all for row in rows]
+    return numpy.array([bound or numpy.inf for bound in own]) if any(own) else None
 
 
 def best_within(

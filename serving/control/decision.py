@@ -53,7 +53,9 @@ class Decision:
 def _is_alike(row: RowView, before: RowView, most: int) -> bool:
     if row.others or row.match or row.likely or row.max_time_per_token_s is not None:
         return False
-    grown = before._replace(context_tokens=row.context_tokens, unread_tokens=row.unread_tokens, limit=row.limit)
+    grown = before._replace(
+        context_tokens=row.context_tokens, unread_tokens=row.unread_tokens, limit=row.limit, left=row.left
+    )
     return row == grown and min(row.limit, most) == min(before.limit, most)
 
 

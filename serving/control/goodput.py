@@ -1,5 +1,4 @@
-"""Lengths that maximise goodput, tokens a second (SmartSpec, Liu et al. 2024), by row and step, and never below not
-speculating for long."""
+"""Lengths that maximise goodput, tokens a second (SmartSpec, Liu et al. 2024), and are seldom slower than none."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ import numpy
 from distillspec.config.engine import LENGTHS
 from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.shape import TreeShape, chain_shape
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation
@@ -19,23 +19,22 @@ from distillspec.serving.control.base import (
     BatchView,
     Plan,
     RowPlan,
-    RowView,
     StepResult,
     decoding_rows,
     drafting_s,
     evidence,
 )
-from distillspec.serving.control.bounded import WITHIN
+from distillspec.serving.control.bounded import WITHIN, bounds_of
 from distillspec.serving.control.candidates import Candidates
 from distillspec.serving.control.decision import Decision, Mode, catch_up_s, draft_reads, unread_tokens
 from distillspec.serving.control.held_plan import HeldPlan
 from distillspec.serving.control.priced_steps import Known, PricedSteps, trials_of_drafts, without_likely
+from distillspec.serving.control.reading import far_behind, reading_pays, without
 from distillspec.serving.control.sources import choose_sources
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.control.step_batch import StepBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.live_latency import LiveLatency
-from distillspec.serving.costs.table import Floats
 
 TRY_LENGTH = 2  # tokens a row drafts on trial
 FORGET_ROWS_EVERY = 256  # steps
@@ -53,8 +52,7 @@ class GoodputController:
         latency: measured costs. None: guessed, and learnt from the first steps.
         lengths: `request` gives each row its own, `step` one for all, `global` one acceptance as well.
         drafts_with_model: False where proposals cost next to nothing (prompt lookup).
-        trees: the nodes that trees may have, None for chains. Chains alone are planned where all rows have one length,
-            and within bounds.
+        trees: the nodes that trees may have. None: chains, as where all rows have one length, and within bounds.
         acceptance: the estimate of acceptance, None for the default.
         max_time_per_token_s: bound on every row's expected time per output token, unless the row has its own. If no
             lengths keep it, those with the worst row nearest to it are chosen.
@@ -117,8 +115,8 @@ class GoodputController:
         if (held := self._held_for(view)) is not None:
             return held
         decision = self._priced.decide_again(view, self._known) or self.decide(view)
-        rows = tuple(map(RowPlan.of, decision.rows, decision.shapes))
-        return Plan(rows, decision.predicted_tokens, decision.predicted_s, decision)
+        rows = map(RowPlan.of, decision.rows, decision.shapes)
+        return Plan(tuple(rows), decision.predicted_tokens, decision.predicted_s, decision)
 
     def decide(self, view: BatchView) -> Decision:
         """Plan lengths, with reasons, by all steps so far. The same view gives the same decision.
@@ -127,12 +125,12 @@ class GoodputController:
         token look cheap (the ratio is low anyway), so lengths are chosen without it. Bounds hold for the whole step.
         """
         self._learn()
-        bounds = self._bounds(view.rows)
+        bounds = bounds_of(view.rows, self.max_time_per_token_s)
         if bounds is None and not self._alike and self._priced.applies(view.rows):
             return self._priced.decide(view, self._known)
         view = replace(view, rows=choose_sources(without_likely(view.rows), self.acceptance, self.latency))
-        batch = self._batch(view, self.trees if bounds is None else None)
-        best = batch.best(alike=self._alike)
+        batch = self._batch(view, trees := self.trees if bounds is None else None)
+        best = self._best(view, trees, batch)
         mode, planned = self._pick(view, batch, best)
         prompts_s = self.latency.prompts_s(len(view.rows), view.prefill_tokens)
         wished, excess = planned, None
@@ -187,11 +185,11 @@ class GoodputController:
         self._held.drop()
         self._priced.drop()
 
-    def member_changed(self, source: str, acceptance: float | None = None) -> None:
+    def member_changed(self, change: DraftChange) -> None:
         """Forget what one of several drafts accepted and cost, as far as the new one's is not known."""
-        for kind in (source, (source, BEHIND)):
-            self.acceptance.change(kind, acceptance)
-        self._costs.draft_changed(source)
+        for kind in (change.source, (change.source, BEHIND)):
+            self.acceptance.change(kind, change.acceptance)
+        self._costs.draft_changed(change)
         self._speculation = SpeculationPolicy()
         self._held.drop()
         self._priced.drop()
@@ -242,6 +240,14 @@ class GoodputController:
         own = (view, self.speculation_length, self.acceptance, self.latency)
         return StepBatch.of(*own, trees=trees, price=self._price, hope=hope)
 
+    def _best(self, view: BatchView, trees: Candidates | None, batch: StepBatch, hope: float = 0.0) -> Allocation:
+        """Return the best lengths, or those of the rows whose drafts have read their texts, if more does not pay."""
+        best = batch.best(alike=self._alike)
+        if not (behind := far_behind(view.rows, best.lengths.tolist())):
+            return best
+        other = self._batch(replace(view, rows=without(view.rows, behind)), trees, hope).best(alike=self._alike)
+        return best if reading_pays(behind, self.latency, best, other) else other
+
     def _shapes(self, planned: Allocation) -> tuple[TreeShape, ...]:
         if planned.taken is None or self.trees is None:
             return tuple(map(chain_shape, planned.lengths.tolist()))
@@ -263,24 +269,18 @@ class GoodputController:
 
     def _hoped(self, view: BatchView, batch: StepBatch) -> tuple[Mode, Allocation]:
         """Return short chains that would pay if acceptance were what it may be: an unused draft teaches nothing."""
-        best = self._batch(view, None, HOPE).best(alike=self._alike)
-        if not best.lengths.any():
+        best = self._best(view, None, self._batch(view, None, HOPE), HOPE)
+        if not best.nodes:
             return "not worth it", batch.plain
-        tried = batch.expected(numpy.minimum(best.lengths, TRY_LENGTH))
-        return "exploring", tried
+        return "exploring", batch.expected(numpy.minimum(best.lengths, TRY_LENGTH))
 
     def _explored(self, batch: StepBatch, best: Allocation) -> tuple[Mode, Allocation]:
         """Return the best lengths, now and then those of one token more a row."""
         if self._held.unexplored >= EXPLORE_EVERY:
             longer = batch.expected(numpy.minimum(best.lengths + 1, batch.limits))
-            if longer.lengths.sum() > best.lengths.sum() and longer.goodput > EXPLORE_WITHIN * best.goodput:
+            if longer.nodes > best.nodes and longer.goodput > EXPLORE_WITHIN * best.goodput:
                 return "exploring", longer
         return "speculating", best
-
-    def _bounds(self, rows: Sequence[RowView]) -> Floats | None:
-        """Return the bound on seconds a token of each row, infinity for none. None if no row has one."""
-        own = [row.max_time_per_token_s or self.max_time_per_token_s for row in rows]
-        return numpy.array([bound or numpy.inf for bound in own]) if any(own) else None
 
     def _count(self, result: StepResult) -> None:
         """Count a step that rows decoded in: trials and plain steps are due by these counts."""

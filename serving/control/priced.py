@@ -18,11 +18,11 @@ from distillspec.serving.control.allocation import Allocation
 from distillspec.serving.control.base import Option, RowView, evidence
 from distillspec.serving.control.candidates import Candidates, chains
 from distillspec.serving.control.offers import Chosen, Drafted, Offer, PricedPlan
+from distillspec.serving.control.reading import steps_to_pay
 from distillspec.serving.costs.latency import LatencyModel
 
 FEWEST = 4  # nodes over which the cost of one is taken
 STOP = 0.5  # share of its cost below which a node, and those after it, are not looked at
-PAYS_BACK = 24  # steps in which the reading of a text by a draft must pay
 EXPLORED = 0.5  # plain steps that reading a text may take, so that its draft is explored
 NOTHING = float("-inf")  # value of what cannot be drafted
 
@@ -131,7 +131,7 @@ class PriceList:
         if not own.shape.depth:
             return Offer(NOTHING, option)
         tokens = own.tokens if option.likely is None else own.tokens * option.likely.missed
-        seconds = own.seconds + self._reading_s(option) / PAYS_BACK
+        seconds = own.seconds + self._reading_s(option) / steps_to_pay(row.left, 1 + own.tokens)
         return Offer(tokens - self.price * seconds, option, own.shape, tokens)
 
     def _reading_s(self, option: Option) -> float:

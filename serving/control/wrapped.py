@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.control.base import BatchView, KnowsDrafts, LengthController, Plan, PlansTrees, StepResult
 from distillspec.serving.costs.latency import LatencyModel
 
@@ -30,9 +31,9 @@ class WrappedController:
     def draft_changed(self, acceptance: float | None = None) -> None:
         self.inside.draft_changed(acceptance)
 
-    def member_changed(self, source: str, acceptance: float | None = None) -> None:
+    def member_changed(self, change: DraftChange) -> None:
         if isinstance(self.inside, KnowsDrafts):
-            self.inside.member_changed(source, acceptance)
+            self.inside.member_changed(change)
 
 
 def innermost(controller: LengthController) -> LengthController:

@@ -12,7 +12,7 @@ from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError
 from distillspec.files import write_json
 from distillspec.models import LanguageModel
-from distillspec.serving.costs.hardware_profile import ModelKey, PassKey, machine
+from distillspec.serving.costs.hardware_profile import ModelKey, PassKey, machine, size_of
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -39,7 +39,7 @@ def cost_key(
         "machine": dict(machine_here or machine(target.device)),
         "passes": asdict(PassKey.of(settings)),
         "target": asdict(ModelKey.of(target)),
-        "drafts": {source: _size(draft) for source, draft in dict(drafts).items()},
+        "drafts": {source: size_of(draft) for source, draft in dict(drafts).items()},
     }
 
 
@@ -55,10 +55,6 @@ def kept_costs(path: Path, key: Key) -> LatencyModel | None:
         return _latency(stored["latency"]) if stored["of"] == key else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ConfigError):
         return None
-
-
-def _size(draft: LanguageModel) -> str:
-    return f"{sum(weights.numel() for weights in draft.model.parameters())} in {draft.dtype}".replace("torch.", "")
 
 
 def _latency(stored: Mapping[str, Any]) -> LatencyModel:

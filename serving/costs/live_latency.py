@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 from distillspec.serving.base.catch_up import catch_up_cost
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel, draft_work, guessed
 from distillspec.serving.costs.live_costs import GUESSED, MEASURED, LiveCosts
@@ -39,10 +40,14 @@ class LiveLatency:
             self._latency = held = LatencyModel(target, draft, self._draft_free_s, members=tables)
         return held
 
-    def draft_changed(self, source: str) -> None:
-        """Trust what is known of one of several drafts no more than a guess: it may be of another size."""
-        if (known := self._drafts.get(source, self._drafts.get(DRAFT))) is not None:
-            self._drafts[source] = LiveCosts(known.table, GUESSED)
+    def draft_changed(self, change: DraftChange) -> None:
+        """Guess the costs of a draft that is new, or another. One that costs as much as before is known already."""
+        source = change.source
+        if change.like == source and change.times == 1.0 and source in self._drafts:
+            return
+        known = self._drafts.get(change.like or source, self._drafts.get(DRAFT))
+        if known is not None:
+            self._drafts[source] = LiveCosts(known.table.scaled(change.times), GUESSED)
 
     def observe(
         self,
@@ -90,7 +95,7 @@ class LiveLatency:
                 for k, unread, own in zip(depths, unread_tokens, sources, strict=True)
             ]
             if source not in self._drafts:
-                self.draft_changed(source)
+                self.draft_changed(DraftChange(source))
             unread = [tokens for tokens, own in zip(unread_tokens, sources, strict=True) if tokens and own == source]
             own_sure = self._observe_draft(source, contexts, lengths, unread, seconds, source in at_once, reads)
             sure = own_sure and sure

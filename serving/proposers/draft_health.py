@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from distillspec.errors import RunError
 from distillspec.serving.base.backoff import Backoff
@@ -20,10 +20,11 @@ class DraftHealth:
 
     Args:
         name: of the proposer, for the log.
+        sources: whose tokens it proposes, and that have failed for a row where it does.
     """
 
-    def __init__(self, name: str = "the proposer") -> None:
-        self.name = name
+    def __init__(self, name: str, sources: Iterable[str]) -> None:
+        self.name, self.sources = name, tuple(sources)
         self._backoff = Backoff()
         self._logged: set[tuple[object, ...]] = set()  # kinds of failure
 
@@ -72,7 +73,7 @@ class DraftHealth:
         for sequence in sequences:
             for reader in readers(proposer):
                 reader.distrust(sequence)
-            sequence.speculation_failed = True
+            sequence.failed_sources.update(self.sources)
         place = traceback.extract_tb(error.__traceback__)[-1]
         kind = (type(error), place.filename, place.lineno)
         if kind not in self._logged:

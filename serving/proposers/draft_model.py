@@ -249,7 +249,7 @@ class DraftModel:
     def _give_up(self, row: Growth) -> None:
         """End speculation for a row whose draft logits are NaN."""
         row.state.sound = False
-        row.sequence.speculation_failed = True
+        row.sequence.failed_sources.add(self.source)
         self.runner.cache.clear(row.slot)
 
     def _unread(self, row: Growth) -> RowInput:

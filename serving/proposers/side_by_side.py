@@ -48,13 +48,13 @@ class SideBySide:
         self.proposers = dict(proposers)
         self.seconds: dict[str, float] = {}
         self.clock: Callable[[], float] = time.perf_counter
-        self._healths = {source: DraftHealth(source) for source in proposers}
+        self._healths = {source: DraftHealth(source, [source]) for source in proposers}
         self._resolve()
 
     def put(self, source: str, proposer: Proposer) -> None:
         """Let another proposer draft for a source, new or not, between steps. The old one's memory is freed."""
         release_memory(self.proposers.get(source))
-        self.proposers[source], self._healths[source] = proposer, DraftHealth(source)
+        self.proposers[source], self._healths[source] = proposer, DraftHealth(source, [source])
         self._resolve()
 
     def remove(self, source: str) -> None:
@@ -100,7 +100,7 @@ class SideBySide:
         able, none = [], Prospect(0)
         for source, foreseeing in self._foresees.items():
             if self._healths[source].paused:
-                sequence.speculation_failed |= source in self._drafts
+                sequence.failed_sources.add(source)
                 continue
             if foreseeing is None:
                 own = Prospect(source=source)
@@ -161,6 +161,5 @@ class SideBySide:
         self._foresees = {
             source: proposer if isinstance(proposer, Foresees) else None for source, proposer in self.proposers.items()
         }
-        self._drafts = versions_of(self)
         self._see = [proposer for proposer in self.proposers.values() if isinstance(proposer, SeesLogits)]
         self._readers = [reader for proposer in self.proposers.values() for reader in readers(proposer)]

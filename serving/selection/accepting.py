@@ -14,7 +14,7 @@ from distillspec.serving.costs.table import Floats
 DOMAINS, WORDS = 32, 128  # places that domains and prompt tokens are hashed to
 LONG_ANSWER = 256.0  # tokens
 START, PRIOR = 0.0, 3.0  # log-odds of acceptance before anything was seen, and their precision
-LEAST_CHANCE = 0.05  # that an evaluation is believed
+LEAST_CHANCE = 0.05  # that an evaluation, or a ratio to an old draft, is believed
 CORRELATED = 0.25  # weight of a trial: those of one answer are alike
 MEMORY = 2000.0  # trials after which evidence has half its weight
 QUICK, SURPRISE = 0.02, 4.0  # weight of a step in the recent error, and the standard errors of it that mean a change
@@ -55,8 +55,7 @@ class Accepting:
         """Return the estimate for a draft that is expected to be accepted with this chance, None: nothing is known."""
         if chance is None:
             return cls()
-        likely = min(max(chance, LEAST_CHANCE), 1 - LEAST_CHANCE)
-        return cls(_start(log(likely / (1 - likely))))
+        return cls(_start(_log_odds(chance)))
 
     def log_odds(self, known: Floats) -> tuple[float, float]:
         """Return mean and standard deviation of the log-odds of acceptance."""
@@ -82,6 +81,17 @@ class Accepting:
         self.precision = PRIOR + (self.precision - PRIOR) * (1 - share)
         self._error = self._variance = 0.0
 
+    def change(self, acceptance: float | None) -> None:
+        """Go on for a draft that is another now.
+
+        Args:
+            acceptance: of the new draft over that of the old one, None: not known.
+        """
+        self.forget(1.0 if acceptance is None else 1 - KEPT)
+        if acceptance is not None:
+            before = sigmoid(float(self.weights[0]))
+            self.weights[0] += _log_odds(acceptance * before) - _log_odds(before)
+
     def _watch(self, error: float, variance: float, steps: int) -> None:
         self._error = error + (1 - QUICK) ** steps * self._error
         self._variance = variance / CORRELATED + (1 - 2 * QUICK) ** steps * self._variance  # of correlated trials
@@ -92,6 +102,11 @@ class Accepting:
 def sigmoid(log_odds: float) -> float:
     """Return the probability of log-odds."""
     return 1 / (1 + exp(-log_odds)) if log_odds > 0 else 1 - 1 / (1 + exp(log_odds))
+
+
+def _log_odds(chance: float) -> float:
+    likely = min(max(chance, LEAST_CHANCE), 1 - LEAST_CHANCE)
+    return log(likely / (1 - likely))
 
 
 def _start(log_odds: float) -> Floats:

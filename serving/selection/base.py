@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.control.base import Option, RowView, StepResult
 from distillspec.serving.costs.latency import LatencyModel
 
@@ -41,9 +42,24 @@ class Selection(Protocol):
         """Learn from a step whose rows had the drafts `chosen`."""
         ...
 
-    def draft_changed(self, source: str, acceptance: float | None) -> None:
-        """Learn that a draft is another now, new or gone. See `KnowsDrafts.member_changed`."""
+    def draft_changed(self, change: DraftChange) -> None:
+        """Learn that a draft is another now, new or gone."""
         ...
+
+
+class SelectionState:
+    """State that selections share. At first nothing is on trial, known of rows, or coming."""
+
+    def __init__(self) -> None:
+        self.on_trial: Mapping[str, float] = {}
+        self.beliefs: Mapping[str, float] = {}
+        self.coming: Mapping[str, str] = {}
+        self.steps = 0
+
+    def passed(self, result: StepResult) -> set[str] | None:
+        """Count a step. Return its rows now and then, for others to be forgotten, else None."""
+        self.steps += 1
+        return {row.sequence_id for row in result.view.rows} if self.steps % KEEP_EVERY == 0 else None
 
 
 def drafts_of(row: RowView) -> tuple[Option, ...]:

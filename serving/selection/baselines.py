@@ -5,28 +5,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
 
 from distillspec.errors import ConfigError
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.control.base import RowView, StepResult
-from distillspec.serving.selection.base import KEEP_EVERY, Choices, SelectionParts, drafts_of
-from distillspec.serving.selection.rewards import Rewards, row_rewards
+from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of
+from distillspec.serving.selection.rewards import ALL, Rewards, row_rewards
 
-ALL = "all"  # key of rewards over all rows
 REMEMBERED = 1000  # prompts
 
 
-class ByRequest(ABC):
+class ByRequest(SelectionState, ABC):
     """Chooses once a request, by `pick`. A row whose draft cannot draft for it gets another one until it can."""
 
     def __init__(self) -> None:
-        self.on_trial: Mapping[str, float] = {}
-        self.coming: Mapping[str, str] = {}
-        self.beliefs: Mapping[str, float] = {}
+        super().__init__()
         self._chosen: dict[str, str] = {}
         self._instead: dict[str, str] = {}  # of rows whose draft cannot draft for them
-        self._steps = 0
 
     @abstractmethod
     def pick(self, row: RowView, drafts: Sequence[str]) -> str:
@@ -41,13 +38,11 @@ class ByRequest(ABC):
 
     def observe(self, result: StepResult, chosen: Choices) -> None:
         self.learn(result, chosen)
-        self._steps += 1
-        if self._steps % KEEP_EVERY == 0:
-            alive = {row.sequence_id for row in result.view.rows}
+        if (alive := self.passed(result)) is not None:
             self._chosen = {name: own for name, own in self._chosen.items() if name in alive}
             self._instead = {name: own for name, own in self._instead.items() if name in alive}
 
-    def draft_changed(self, source: str, acceptance: float | None) -> None:
+    def draft_changed(self, change: DraftChange) -> None:
         """Nothing is known of drafts."""
         return
 
@@ -127,8 +122,8 @@ class EpsilonGreedy(ByRequest):
         for _, source, tokens, seconds in row_rewards(result, chosen):
             self._rewards.add((ALL, source), tokens, seconds)
 
-    def draft_changed(self, source: str, acceptance: float | None) -> None:
-        self._rewards.forget(source)
+    def draft_changed(self, change: DraftChange) -> None:
+        self._rewards.forget(change.source)
 
 
 class ByPromptLength(ByRequest):

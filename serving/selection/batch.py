@@ -83,12 +83,6 @@ class Others:
         """Return the rows with one more that has this draft."""
         return replace(self, rows=Counter(self.rows) + Counter([draft]))
 
-    def goodput(
-        self, survival: Sequence[float], option: Option, latency: LatencyModel, fixed: int | None = None
-    ) -> float:
-        """Return the most tokens a second of the whole batch. See `priced` and `Priced.goodput`."""
-        return self.priced(option, latency, len(survival)).goodput(survival, fixed)
-
     def priced(self, option: Option, latency: LatencyModel, levels: int) -> Priced:
         """Return the costs of the whole batch, if one more row drafts a chain of at most `levels` by `option`."""
         rows, drafted, written, beside_s = 1, 0.0, 1.0, 0.0

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 from random import Random
 
 from distillspec.serving.base.catch_up import ALONG
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.control.base import Option, RowView, StepResult, decoding_rows
 from distillspec.serving.costs.table import Floats
 from distillspec.serving.selection.accepting import Accepting, features, sigmoid
-from distillspec.serving.selection.base import KEEP_EVERY, Choices, SelectionParts, drafts_of
+from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of
 from distillspec.serving.selection.batch import Habit
 from distillspec.serving.selection.prices import Prices
 
@@ -38,7 +39,7 @@ class Answer:
     new: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # steps, and those since they were learnt from
 
 
-class GoodputSelection:
+class GoodputSelection(SelectionState):
     """Learns P(accepted) of each draft by what is known of a request, and prices drafts by the costs of steps.
 
     A draft that other rows have already is cheaper, since drafts run one after another (`Others`).
@@ -52,17 +53,14 @@ class GoodputSelection:
     """
 
     def __init__(self, parts: SelectionParts, fast_switching: bool = True) -> None:
+        super().__init__()
         self.parts, self.fast_switching = parts, fast_switching
-        self.on_trial: Mapping[str, float] = {}
-        self.coming: Mapping[str, str] = {}
-        self.beliefs: Mapping[str, float] = {}
         self._drafts: dict[str, Accepting] = {}
         self._shapes: dict[str, tuple[list[int], list[int]]] = {}  # tried and accepted, by position
         self._relative: dict[str, list[float]] = {}  # acceptance of each position over that of all
         self._answers: dict[str, Answer] = {}
         self._habits: dict[str, Habit] = {}
         self._prices = Prices(parts.latency, self._habits)
-        self._steps = 0
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         before = [self._answers.get(row.sequence_id) for row in rows]
@@ -93,11 +91,10 @@ class GoodputSelection:
                 if trial.depth <= MOST_LEVELS:
                     tried_at[trial.depth - 1] += 1
                     accepted_at[trial.depth - 1] += trial.accepted
-        self._steps += 1
-        if self._steps % LEARN_EVERY == 0:
+        alive = self.passed(result)
+        if self.steps % LEARN_EVERY == 0:
             self._learn()
-        if self._steps % KEEP_EVERY == 0:
-            alive = {row.sequence_id for row in result.view.rows}
+        if alive is not None:
             self._answers = {name: answer for name, answer in self._answers.items() if name in alive}
 
     def _learn(self) -> None:
@@ -112,10 +109,11 @@ class GoodputSelection:
             self._draft(source).learn(answer.known, tried, accepted, steps)
         answer.new.clear()
 
-    def draft_changed(self, source: str, acceptance: float | None) -> None:
+    def draft_changed(self, change: DraftChange) -> None:
+        source = change.source
         self._prices.renew()
         if (draft := self._drafts.get(source)) is not None:
-            draft.forget()
+            draft.change(change.acceptance)
             self._shapes.pop(source, None)
             self._relative.pop(source, None)
         for answer in self._answers.values():

@@ -10,14 +10,13 @@ import numpy
 from scipy.optimize import linear_sum_assignment
 
 from distillspec.errors import ConfigError
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.control.base import RowView, StepResult
-from distillspec.serving.selection.base import KEEP_EVERY, Choices, SelectionParts, drafts_of
-from distillspec.serving.selection.rewards import Rewards, row_rewards
-
-ALL = "all"  # key of rewards over all rows
+from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of
+from distillspec.serving.selection.rewards import ALL, Rewards, row_rewards
 
 
-class Lbss:
+class Lbss(SelectionState):
     """Epoch k explores, then serves 2^k steps by a maximum-weight matching of rows and drafts.
 
     A slot of the paper is a step here. While it explores, each row has a drawn draft, the same for a chunk of steps.
@@ -41,6 +40,7 @@ class Lbss:
         first: int = 6,
         fast_switching: bool = True,
     ) -> None:
+        super().__init__()
         for name, value in {"chunks": chunks, "chunk": chunk, "places": places, "first": first}.items():
             least = int(name.startswith("chunk"))
             if value < least:
@@ -49,12 +49,8 @@ class Lbss:
         self.fast_switching = fast_switching
         self.first = first
         self.epoch, self._slot = first, 0  # and the steps of the epoch that are over
-        self.on_trial: Mapping[str, float] = {}
-        self.coming: Mapping[str, str] = {}
-        self.beliefs: Mapping[str, float] = {}
         self._rewards = Rewards()
         self._matched: dict[str, str | None] = {}  # while it exploits
-        self._steps = 0
 
     @property
     def explores(self) -> bool:
@@ -86,13 +82,12 @@ class Lbss:
         self._slot += 1
         if self._slot >= self.chunks * self.chunk + 2**self.epoch:
             self.epoch, self._slot, self._matched = self.epoch + 1, 0, {}
-        self._steps += 1
-        if self._steps % KEEP_EVERY == 0:
-            self._rewards.keep_only([ALL, *(row.sequence_id for row in result.view.rows)])
+        if (alive := self.passed(result)) is not None:
+            self._rewards.keep_only([ALL, *alive])
 
-    def draft_changed(self, source: str, acceptance: float | None) -> None:
+    def draft_changed(self, change: DraftChange) -> None:
         """Explore again, in epochs as short as the first ones: a draft without rewards is matched with no row."""
-        self._rewards.forget(source)
+        self._rewards.forget(change.source)
         self.epoch, self._slot, self._matched = self.first, 0, {}
 
     def _ahead(self, rows: Sequence[RowView], now: Choices) -> Mapping[str, str]:

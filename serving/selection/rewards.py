@@ -8,6 +8,7 @@ from distillspec.serving.control.base import StepResult, decoding_rows
 from distillspec.serving.selection.base import Choices
 
 Key = tuple[Hashable, str]  # what is told apart, and the draft
+ALL = "all"  # what is told apart where all rows are summed
 
 
 class Rewards:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from distillspec.serving.base.catch_up import ALONG, MOST
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.control.base import BatchView, LengthController, Plan, Reading, StepResult, decoding_rows
 from distillspec.serving.control.wrapped import WrappedController, known_costs
 from distillspec.serving.costs.latency import LatencyModel, guessed
@@ -71,12 +72,12 @@ class SelectingController(WrappedController):
 
     def draft_changed(self, acceptance: float | None = None) -> None:
         for source in {source for source in self._drafts.values() if source is not None}:
-            self.selection.draft_changed(source, acceptance)
+            self.selection.draft_changed(DraftChange(source, acceptance))
         super().draft_changed(acceptance)
 
-    def member_changed(self, source: str, acceptance: float | None = None) -> None:
-        self.selection.draft_changed(source, acceptance)
-        super().member_changed(source, acceptance)
+    def member_changed(self, change: DraftChange) -> None:
+        self.selection.draft_changed(change)
+        super().member_changed(change)
 
     def _readings(self, view: BatchView) -> tuple[Reading, ...]:
         """Return what drafts read ahead of switches: as much as makes the step a little longer."""

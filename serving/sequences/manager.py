@@ -223,7 +223,8 @@ class SequenceManager:
     def forgive_failures(self) -> None:
         """Let all sequences speculate again, after a draft swap."""
         for sequence in self.unfinished.values():
-            sequence.speculates, sequence.speculation_failed = True, False
+            sequence.speculates = True
+            sequence.failed_sources.clear()
 
     def forget_free(self) -> None:
         """Forget the texts of free slots, and give back their memory."""

@@ -120,7 +120,8 @@ class Committer:
     def _retry_without_draft(self, window: VerificationWindow) -> RowResult:
         """End speculation for a row with NaN. A drafted token may be the cause, so the next step reads none."""
         sequence = window.sequence
-        sequence.speculates, sequence.speculation_failed = False, True
+        sequence.speculates = False
+        sequence.failed_sources.update([group.source for group in window.tree.groups])
         self.cache.clear(sequence.held_slot, sequence.computed)
         return _result(window, (), 0)
 

@@ -12,6 +12,7 @@ import torch
 
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.requests import Request, SequenceState, Status
 from distillspec.serving.control.base import (
     BatchView,
@@ -134,12 +135,12 @@ class EngineCore:
         self.update_limits()
         self.controller.draft_changed(acceptance)
 
-    def member_changed(self, source: str, acceptance: float | None = None) -> None:
+    def member_changed(self, change: DraftChange) -> None:
         """Learn that one of several drafts is another from now on, new, or gone. See `KnowsDrafts.member_changed`."""
         self._observe()
         self.update_limits()
         if isinstance(self.controller, KnowsDrafts):
-            self.controller.member_changed(source, acceptance)
+            self.controller.member_changed(change)
 
     @property
     def has_work(self) -> bool:
@@ -252,6 +253,7 @@ class EngineCore:
             tuple([_option(other, limit) for other in prospect.others]),
             sequence.request.domain,
             sequence.request.prompt_ids,
+            left=sequence.max_output - len(sequence.tokens) + sequence.prompt_length,
         )
 
 

@@ -32,6 +32,7 @@ from distillspec.serving.proposers.base import (
     most_nodes,
     readers,
     release_memory,
+    versions_of,
 )
 from distillspec.serving.proposers.draft_health import DraftHealth
 from distillspec.serving.sequences.manager import SequenceManager
@@ -99,7 +100,7 @@ class ModelExecutor:
         self.sequences.forgive_failures()
 
     def _set(self, proposer: Proposer | None) -> None:
-        self.proposer, self._health = proposer, DraftHealth()
+        self.proposer, self._health = proposer, DraftHealth("the proposer", versions_of(proposer))
         # Asking protocols takes microseconds, too many for every row of every step.
         self._foresees = proposer if isinstance(proposer, Foresees) else None
         self._sees: SeesLogits | None = proposer if isinstance(proposer, SeesLogits) else None
@@ -117,7 +118,7 @@ class ModelExecutor:
         if self.proposer is None:
             return Prospect(0)
         if self._health.paused:
-            sequence.speculation_failed = True
+            sequence.failed_sources.update(self._health.sources)
             return Prospect(0)
         return Prospect() if self._foresees is None else self._health.foresee(self._foresees, sequence)
 

@@ -74,8 +74,8 @@ class ServedAcceptance:
             counter = AcceptanceCounter()
             counter.add(of_source(emission.trials, self.source))
             tried, accepted = counter.tried, counter.firsts
-            failed = sequence.speculation_failed and len(emission.versions) == 1  # of several it may be another's
-            if not tried and (not failed or emission.trials):  # trials of others say nothing about the draft
+            failed = self.source in sequence.failed_sources
+            if not tried and not failed:
                 continue
             answer = self._running.setdefault(key, AnswerCounts(sequence.request.domain, {}))
             if failed and not answer.failed:

@@ -64,7 +64,9 @@ def tokenise(state: AppState, parsed: ParsedRequest) -> ParsedRequest:
     try:
         banned = state.engine.sequences.bad_words(parsed.params)
     except ConfigError as error:
-        raise bad_request(str(error), "bad_words", "invalid_value") from error
+        without_text = state.engine.sequences.tokenizer is None
+        param = "stop" if without_text and parsed.params.stop else "bad_words"
+        raise bad_request(str(error), param, "invalid_value") from error
     params = replace(parsed.params, bad_words=(), bad_word_ids=banned)
     state.engine.sequences.bad_words(params)  # cached by `params`, so that the event loop never sorts them
     return replace(parsed, prompts=ids, params=params)

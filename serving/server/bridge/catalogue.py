@@ -82,6 +82,8 @@ class FolderCatalogue:
         raise NotOffered("a folder of drafts keeps no record that a restart reads; start with online=on")
 
     def rollback(self, draft: str | None = None) -> str:
+        if draft is not None:
+            raise NotOffered(ONE_DRAFT)
         if len(self._history) < 2:
             raise NotInCatalogue("no draft was used before this one")
         version = self._swap(self._history[-2])

@@ -15,13 +15,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from distillspec.config import DraftConfig
+from distillspec.config import DraftConfig, GateConfig
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.requests import RequestOutput
 from distillspec.serving.control.base import RowView, StepResult
 from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.selection.base import Choices, drafts_of
@@ -49,7 +51,7 @@ class Restless:
     def observe(self, result: StepResult, chosen: Choices) -> None:
         self.turn += 1
 
-    def draft_changed(self, source: str, acceptance: float | None) -> None: ...
+    def draft_changed(self, change: DraftChange) -> None: ...
 
 
 def restless(length: int = 3) -> SelectingController:
@@ -153,6 +155,8 @@ def test_a_draft_that_raises_rests_and_the_others_go_on(
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(pool.proposers["small"], "propose", failing)
+    served = {source: ServedAcceptance(GateConfig(), source=source) for source in drafts}
+    engine.observer = lambda emissions, logits: [own.watch(emissions) for own in served.values()]
     with caplog.at_level(logging.WARNING):
         found = answers(engine, prompts(4))
     assert [list(output.token_ids) for output in found] == [hf_greedy_30(target, prompt) for prompt in prompts(4)]
@@ -162,6 +166,10 @@ def test_a_draft_that_raises_rests_and_the_others_go_on(
     told = [record.getMessage() for record in caplog.records if "out of memory" in record.getMessage()]
     assert len(told) == 1
     assert "small failed" in told[0]
+    for source, own in served.items():
+        own.finish(found)
+        (counts,) = own.figures()["versions"].values()
+        assert (counts["tried"] == 4) == (source == "small"), "one rejection of each answer, of the one that failed"
 
 
 def test_nan_of_one_draft_ends_that_draft_for_the_row(
@@ -242,7 +250,6 @@ def spoil(folder: Path) -> None:
     [
         ({"proposer": "staged"}, "proposer=staged runs one draft, and 3 are given"),
         ({"proposer": "suffix"}, "proposer=suffix runs no draft, and 3 are given"),
-        ({"profile": "p.json", "controller": "goodput"}, "profile=p.json has the costs of one draft"),
         ({"selection": "random", "selection_options": {"x": 1}}, "random has no option 'x'"),
     ],
 )

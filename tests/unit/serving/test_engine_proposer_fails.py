@@ -14,6 +14,7 @@ from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.base.backoff import Backoff
 from distillspec.serving.base.requests import RequestOutput, SequenceState
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.proposers.draft_model import DraftModel
@@ -181,7 +182,7 @@ def test_nan_of_a_text_read_in_part_reaches_nobody(
     while engine.has_work:
         rows = list(sequences.unfinished.values())
         done.update({output.request_id: output for output in engine.step().finished})
-        assert not any(row.speculation_failed for row in rows)
+        assert not any(row.failed_sources for row in rows)
     for name in ("moved", "next"):
         assert done[name].stats.proposed > 20
 
@@ -215,12 +216,12 @@ def test_rows_that_may_not_draft_are_not_failed_by_a_resting_proposer(
     engine.submit(
         Request("not", tuple(prompts()[1]), SamplingParams(max_tokens=20, ignore_eos=True, max_speculation=0))
     )
-    failed: dict[str, bool] = {}
+    failed: dict[str, set[str]] = {}
     while engine.has_work:
         rows = list(engine.sequences.unfinished.values())
         engine.step()
-        failed.update({row.request.id: row.speculation_failed for row in rows})
-    assert failed == {"asks": True, "not": False}
+        failed.update({row.request.id: set(row.failed_sources) for row in rows})
+    assert failed == {"asks": {DRAFT}, "not": set()}
 
 
 @pytest.mark.parametrize("proposer", ["ngram", ["ngram", "draft_model"]])

@@ -14,9 +14,11 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving import EngineSettings, SamplingParams
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.base import AdmissionView, BatchView, RowView, StepResult, WaitingView
 from distillspec.serving.control.smartspec import RECENT_STEPS, Choice, MovingAcceptance, SmartSpecController, chain
-from distillspec.serving.costs.hardware_profile import Fitted, ModelKey, PassKey, Profile, machine
+from distillspec.serving.costs.fitted import Fitted
+from distillspec.serving.costs.hardware_profile import ModelKey, PassKey, Profile, ProfiledDraft, machine, size_of
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.proposers.draft_model import DraftModel
@@ -158,8 +160,7 @@ def profile(target: LanguageModel, draft: LanguageModel, tmp_path: Path) -> str:
         PassKey(),
         ModelKey.of(target),
         Fitted(CostTable.line(0, 1e-5, 1e-2), 0.0, ()),
-        ModelKey.of(draft),
-        cheap,
+        {DRAFT: ProfiledDraft(draft.name, size_of(draft), cheap)},
     )
     costs.save(tmp_path / "profile.json")
     return str(tmp_path)

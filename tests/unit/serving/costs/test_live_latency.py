@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel, guessed
 from distillspec.serving.costs.live_latency import LiveLatency
@@ -81,3 +82,17 @@ def test_without_a_draft_model_only_the_target_is_learnt() -> None:
     observe(live, [1, 1], factor=9.0)
     assert live.latency.draft is None
     assert live.latency.target.seconds(0, 4) > COSTS.target.seconds(0, 4)
+
+
+def test_a_draft_of_the_same_size_keeps_what_was_learnt_and_another_is_guessed_by_its_size() -> None:
+    assert COSTS.draft is not None
+    pool = LatencyModel(COSTS.target, COSTS.draft, members={"a": COSTS.draft, "b": COSTS.draft.scaled(4.0)})
+    live = LiveLatency(pool)
+    live.draft_changed(DraftChange("b", None, "b"))
+    assert live.latency.members == pool.members
+    live.draft_changed(DraftChange("c", None, "b", 0.5))
+    live.draft_changed(DraftChange("a", None, "a", 3.0))
+    found = live.latency.members
+    assert found["c"].seconds(0, 1) == pytest.approx(2 * COSTS.draft.seconds(0, 1))
+    assert found["a"].seconds(0, 1) == pytest.approx(3 * COSTS.draft.seconds(0, 1))
+    assert found["b"] == pool.members["b"]

@@ -71,3 +71,18 @@ def test_many_trials_at_once_say_what_they_say_one_by_one() -> None:
             one_by_one.learn(known, 1, step % 10 < 10 * share)
         assert abs(at_once.chance(known) - share) < 0.06
         assert abs(at_once.chance(known) - one_by_one.chance(known)) < 0.08
+
+
+@pytest.mark.parametrize(("ratio", "chance"), [(1.2, 0.6), (0.2, 0.1), (5.0, 0.95), (None, 0.5)])
+def test_another_draft_starts_from_the_ratio_that_was_judged(ratio: float | None, chance: float) -> None:
+    estimate = Accepting.expecting(0.5)
+    known = Accepting.expecting(0.5)
+    nothing = features(row("r", prompt=()))
+    for each in (estimate, known):
+        for _ in range(200):
+            each.learn(nothing, 2, 1)
+    estimate.change(ratio)
+    bare = numpy.zeros_like(nothing)
+    bare[0] = 1.0
+    assert estimate.chance(bare) == pytest.approx(chance, abs=0.01)
+    assert estimate.log_odds(nothing)[1] > known.log_odds(nothing)[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from distillspec.serving.control.base import Option
@@ -19,6 +21,11 @@ def option(source: str, at_once: bool = False) -> Option:
     return Option(4, source=source, at_once=at_once)
 
 
+def goodput(others: Others, choice: Option, survival: Sequence[float] = SURVIVAL, fixed: int | None = None) -> float:
+    """Return the most tokens a second of the batch, if one more row drafts by `choice`."""
+    return others.priced(choice, COSTS, len(survival)).goodput(survival, fixed)
+
+
 def two_tokens_each(source: str, rows: int) -> float:
     """Return the tokens a second of rows of 100 tokens that draft two tokens each."""
     tokens = rows * (1 + SURVIVAL[0] + SURVIVAL[1])
@@ -27,9 +34,9 @@ def two_tokens_each(source: str, rows: int) -> float:
 
 def test_alone_it_is_the_goodput_of_the_rows_own_chain() -> None:
     for source in ("a", "large"):
-        own = Others.of([], 100, {}).goodput(SURVIVAL, option(source), COSTS)
+        own = goodput(Others.of([], 100, {}), option(source))
         assert own == pytest.approx(chain_goodput(SURVIVAL, option(source), 100, 1, COSTS), rel=1e-9)
-        fixed = Others.of([], 100, {}).goodput(SURVIVAL, option(source), COSTS, 2)
+        fixed = goodput(Others.of([], 100, {}), option(source), fixed=2)
         assert fixed == pytest.approx(two_tokens_each(source, 1), rel=1e-9)
 
 
@@ -37,39 +44,37 @@ def test_a_step_of_rows_that_draft_alike_is_priced_as_such() -> None:
     habits = {"a": Habit(2.0, 1 + 0.7 + 0.5)}
     others = Others.of(["a"] * 3, 400, habits)
     expected = two_tokens_each("a", 4)
-    assert others.goodput(SURVIVAL, option("a"), COSTS, 2) == pytest.approx(expected, rel=1e-9)
+    assert goodput(others, option("a"), fixed=2) == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_draft_that_others_have_is_cheaper_than_its_equal() -> None:
     others = Others.of(["a", "a", "a"], 400, {"a": Habit(3.0, 2.2)})
-    with_them, alone = (others.goodput(SURVIVAL, option(source), COSTS) for source in ("a", "b"))
+    with_them, alone = (goodput(others, option(source)) for source in ("a", "b"))
     assert with_them > alone
-    assert others.goodput([1.0] * 4, option("b"), COSTS) > with_them  # unless the other is so much better
+    assert goodput(others, option("b"), [1.0] * 4) > with_them  # unless the other is so much better
 
 
 def test_rows_without_a_draft_cost_no_passes() -> None:
     plain, drafting = (Others.of([name] * 3, 400, {"a": Habit(3.0, 1.0)}) for name in (None, "a"))
-    assert plain.goodput(SURVIVAL, option("b"), COSTS) > drafting.goodput(SURVIVAL, option("b"), COSTS)
+    assert goodput(plain, option("b")) > goodput(drafting, option("b"))
 
 
 def test_a_draft_that_seldom_drafts_costs_its_passes_seldom() -> None:
-    def goodput(drafted: float) -> float:
-        return Others.of(["large"], 200, {"large": Habit(drafted, 1.5)}).goodput(SURVIVAL, option("a"), COSTS)
-
-    rates = [goodput(drafted) for drafted in (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)]
+    batches = [Others.of(["large"], 200, {"large": Habit(drafted, 1.5)}) for drafted in (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)]
+    rates = [goodput(others, option("a")) for others in batches]
     assert rates == sorted(rates, reverse=True)
     assert rates[0] / rates[1] < 1.02
 
 
 def test_a_block_is_one_pass() -> None:
-    found = Others.of([], 100, {}).goodput(SURVIVAL, option("a", at_once=True), COSTS)
-    assert found > Others.of([], 100, {}).goodput(SURVIVAL, option("a"), COSTS)
+    found = goodput(Others.of([], 100, {}), option("a", at_once=True))
+    assert found > goodput(Others.of([], 100, {}), option("a"))
 
 
 def test_blocks_of_other_rows_cost_one_pass() -> None:
     habits = {"a": Habit(3.0, 2.0)}
     loop, block = (
-        Others.of(["a"] * 2, 100, habits, blocks).goodput(SURVIVAL, option("large"), COSTS)
+        goodput(Others.of(["a"] * 2, 100, habits, blocks), option("large"))
         for blocks in (frozenset[str](), frozenset({"a"}))
     )
     assert block > loop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.control.base import BatchView
 from distillspec.serving.selection.goodput import REVIEW, GoodputSelection
 
@@ -78,7 +79,7 @@ def test_a_better_version_of_a_draft_is_found_within_two_hundred_requests() -> N
         world.serve("x")
     assert world.share("a", "x", 50) > 0.9
     chances["b"]["x"] = 0.8
-    world.selection.draft_changed("b", None)
+    world.selection.draft_changed(DraftChange("b"))
     for _ in range(200):
         world.serve("x")
     for _ in range(20):

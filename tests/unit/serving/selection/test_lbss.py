@@ -8,6 +8,7 @@ import pytest
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.control.base import BatchView, Plan, RowPlan, StepResult
 from distillspec.serving.selection.lbss import Lbss
 
@@ -48,7 +49,7 @@ def test_a_changed_draft_is_explored_again_at_once() -> None:
     while selection.epoch < 5 or selection.explores:
         observe(selection, rewards)
     rewards["1/0"]["c"] = 9
-    selection.draft_changed("c", None)
+    selection.draft_changed(DraftChange("c"))
     assert (selection.epoch, selection.explores) == (2, True)
     seen = [observe(selection, rewards)["1/0"] for _ in range(9 + 4 + 9 + 8)]
     assert {"c"} == set(seen[-8:])

@@ -28,7 +28,7 @@ class Costs:
 
 
 def expected(others: list[str | None], source: str, costs: LatencyModel = COSTS) -> float:
-    return Others.of(others, 400, HABITS).goodput(SURVIVAL, Option(4, source=source), costs)
+    return Others.of(others, 400, HABITS).priced(Option(4, source=source), costs, len(SURVIVAL)).goodput(SURVIVAL, None)
 
 
 def test_a_row_is_priced_by_the_drafts_of_the_others() -> None:

@@ -9,6 +9,7 @@ import pytest
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.base.catch_up import ALONG
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.control.base import BatchView, RowView, StepResult
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.proposers.draft_model import DraftModel
@@ -45,7 +46,7 @@ class Coming:
     def observe(self, result: StepResult, chosen: Choices) -> None:
         self.steps += 1
 
-    def draft_changed(self, source: str, acceptance: float | None) -> None: ...
+    def draft_changed(self, change: DraftChange) -> None: ...
 
 
 def test_a_draft_reads_ahead_in_parts_and_then_drafts_without_a_pass_of_its_own(

@@ -1,0 +1,66 @@
+"""Texts that drafts are far behind in are read where that pays in what is left to write."""
+
+from __future__ import annotations
+
+import pytest
+
+from distillspec.serving.base.likely import LikelyNodes
+from distillspec.serving.control.base import BatchView, Option, RowView
+from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.control.reading import PAYS_BACK, far_behind, steps_to_pay, without
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
+
+COSTS = LatencyModel(CostTable.line(0.0, 2e-4, 9e-3), CostTable.line(0.0, 7e-5, 3e-4))
+MANY = 10_000
+
+
+def rows(unread: int, left: int, count: int = 4) -> tuple[RowView, ...]:
+    return tuple(RowView(str(place), 300, 4, unread_tokens=unread, left=left) for place in range(count))
+
+
+def test_reading_pays_in_no_more_steps_than_an_answer_has() -> None:
+    assert steps_to_pay(MANY, 2.0) == PAYS_BACK
+    assert steps_to_pay(10, 2.0) == 5.0
+
+
+def test_rows_far_behind_are_those_that_would_draft_by_a_model() -> None:
+    own = [
+        RowView("read", 300, 4, unread_tokens=2),
+        RowView("behind", 300, 4, unread_tokens=200),
+        RowView("plain", 300, 4, unread_tokens=200),
+        RowView("named", 300, 4, drafted_by_model=False, unread_tokens=200),
+    ]
+    behind = far_behind(own, [1, 1, 0, 1])
+    assert [row.sequence_id for row in behind] == ["behind"]
+    assert [row.limit for row in without(own, behind)] == [4, 0, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("unread", "left", "drafts"), [(1, 8, True), (300, 8, False), (300, MANY, True), (3000, MANY, False)]
+)
+def test_a_draft_reads_a_long_text_only_for_enough_tokens(unread: int, left: int, drafts: bool) -> None:
+    controller = GoodputController(4, COSTS)
+    decision = controller.decide(BatchView(rows(unread, left)))
+    assert any(decision.lengths) == drafts
+    assert (decision.mode == "speculating") == drafts
+
+
+def test_rows_that_have_been_read_go_on_beside_one_that_is_not_worth_reading() -> None:
+    controller = GoodputController(4, COSTS)
+    late = RowView("late", 300, 4, unread_tokens=300, left=6)
+    decision = controller.decide(BatchView((*rows(1, MANY, 3), late)))
+    assert min(decision.lengths[:3]) > 0
+    assert decision.lengths[3] == 0
+
+
+def test_a_draft_beside_named_nodes_reads_no_text_that_ends_soon() -> None:
+    def drafts(left: int) -> bool:
+        controller = GoodputController(4, COSTS)
+        named = Option(4, False, source="ngram", likely=LikelyNodes("ngram", (0.1,), (-1,), (1,)))
+        own = [row._replace(others=(named,)) for row in rows(100, left)]
+        decision = controller.decide(BatchView(tuple(own)))
+        return any(row.drafted_by_model and length for row, length in zip(decision.rows, decision.lengths, strict=True))
+
+    assert drafts(MANY)
+    assert not drafts(8)
