@@ -221,8 +221,8 @@ def _chosen(row: RowView, offers: Sequence[Offer], *, second: bool = False, draf
     Args:
         drafts: False: no draft runs.
     """
-    without = max([0.0, *[offer.value for offer in offers if offer.option.likely is None]])
     found = [offer for offer in offers if drafts or not offer.option.drafted_by_model]
+    without = max([0.0, *[offer.value for offer in found if offer.option.likely is None]])
     place = int(second and len(found) > 1)
     if not found or (found[place].value <= 0 and not second):
         return Chosen(row._replace(others=(), likely=None))

@@ -71,6 +71,17 @@ def test_nodes_that_do_not_pay_are_left_out() -> None:
     assert sources(planned(row(None), alone=0.0)) == []
 
 
+def test_named_nodes_are_worth_as_much_where_a_draft_is_too_dear_as_where_there_is_none() -> None:
+    """Of eight rows two could draft: each takes a pass for an eighth of what it costs."""
+    dear = LatencyModel(CostTable.line(0.0, 1e-4, 1e-2), CostTable.line(0.0, 1e-5, 4e-3), draft_free_s=1e-5)
+    found = []
+    for drafting in ("ab", ""):
+        rows = [row(UNSURE, name, draft=name in drafting) for name in "abcdefgh"]
+        found.append(PriceList(rows, 4, learnt(0.6, 0.6), dear).plan(rows))
+    assert [sum(each.drafts for each in plan.chosen) for plan in found] == [0, 0]
+    assert found[0].gain == pytest.approx(found[1].gain, rel=0.05)
+
+
 @pytest.mark.parametrize(("drafting", "drafts"), [(1, False), (8, True)])
 def test_a_pass_of_a_draft_must_pay_for_the_rows_that_it_drafts_for(drafting: int, drafts: bool) -> None:
     """Of eight rows, at 10 ms a step. A pass takes 4 ms: for one row that is more than its tokens are worth."""
