@@ -10,6 +10,8 @@ from distillspec.config import DataConfig
 from distillspec.data.collect import held_out_samples
 from distillspec.data.folder import DataFolder
 from distillspec.data.shards import recorded_key
+from distillspec.data.signal_check import strange_text
+from distillspec.errors import ConfigError
 from distillspec.generation import make_generator
 from distillspec.models import LanguageModel
 from distillspec.progress import TokenMeter, progress
@@ -32,17 +34,21 @@ def prepare_held_out(
     prompts = unseen(folder.read_prompts().held_out, trained)[: config.eval_prompts]
     if len(prompts) < config.eval_prompts:
         print(f"only {len(prompts)} held-out prompts of data.eval_prompts={config.eval_prompts}")
+    place = _place(config, policy, target, folder)
     with progress(f"the target answers {len(prompts)} held-out prompts") as line:
-        return held_out_samples(
+        samples = held_out_samples(
             prompts,
             target,
             make_generator(config.generator, target, slots=config.batch_slots),
-            _place(config, policy, target, folder),
+            place,
             policy=policy,
             max_new_tokens=config.max_new_tokens,
             seed=seed,
             on_tokens=TokenMeter(line, len(prompts) * config.max_new_tokens),
         )
+    if strange := strange_text(samples, target, policy):
+        raise ConfigError(f"held-out answers in {place}: {strange}; remove this folder, and they are written again")
+    return samples
 
 
 def _place(config: DataConfig, policy: SamplingPolicy, target: LanguageModel, folder: DataFolder) -> Path:

@@ -10,10 +10,10 @@ from distillspec.config import DataConfig
 from distillspec.data.collect import collection_key, fixed_samples, sample_responses, score, signal_request
 from distillspec.data.folder import DataFolder
 from distillspec.data.scoring import ScoringWriter
-from distillspec.data.shards import ShardWriter, read_samples
-from distillspec.data.signal_check import strange_signals
+from distillspec.data.shards import ShardWriter, read_samples, recorded_whole
+from distillspec.data.signal_check import check_signals, strange_signals
 from distillspec.data.writers import share_prompts
-from distillspec.errors import ConfigError, RunError
+from distillspec.errors import RunError
 from distillspec.models import LanguageModel
 from distillspec.progress import TokenMeter, progress
 from distillspec.types import Prompt, Sample
@@ -43,12 +43,14 @@ def prepare_samples(
         RunError: new signals are not the target's.
     """
     prompts = folder.read_prompts().train
+    order = {prompt.id: place for place, prompt in enumerate(prompts)}
     writer_hash = draft.identity.weights_hash if draft is not None else target.identity.weights_hash
     key = collection_key(target, config, config.policy, seed, writer_hash)
     if config.cache is not None:
         samples = read_samples(folder.samples, target.identity, state_bytes)
-        if strange := strange_signals(samples, target):
-            raise ConfigError(f"data.cache={config.cache}: {strange}; write the text again, without data.cache")
+        check_signals(samples, target, f"data.cache={config.cache}")
+        if not recorded_whole(folder.samples):
+            print(f"data.cache={config.cache} is unfinished: these are {len(samples)} of the answers asked for")
         # With data.signal=none the live target judges, whatever the cache has recorded.
         return [replace(s, signal=None) for s in samples] if config.signal == "none" else samples
     writer = ShardWriter(folder.samples, key, config.shard_sequences)
@@ -57,7 +59,9 @@ def prepare_samples(
             _score_into(writer, prompts, target, config, seed)
         else:
             _sample_into(writer, prompts, target, draft, config, seed)
+    # Answers lie in the order in which they ended, which an interruption changes. Training is to be the same.
     samples = read_samples(folder.samples, target.identity, state_bytes)
+    samples.sort(key=lambda sample: order.get(sample.prompt_id, len(order)))
     if strange := strange_signals(samples, target):
         raise RunError(f"{folder.samples}: {strange}; try data.generator=engine, and report this")
     return samples

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from distillspec.commands.held_out import prepare_held_out
 from distillspec.commands.held_out_evaluator import HeldOutEvaluator
 from distillspec.commands.new_target import open_new_target, quick_with
 from distillspec.commands.prompt_folder import prepare_folder
+from distillspec.commands.recorded_states import recording
 from distillspec.commands.run_folder import close_run, open_run, plain
 from distillspec.commands.samples import prepare_samples
 from distillspec.commands.suitability import (
@@ -30,16 +30,16 @@ from distillspec.commands.suitability import (
 from distillspec.commands.training_report import TrainingReport
 from distillspec.commands.unseen import known_before, with_trained_prompts
 from distillspec.commands.untrained import answered_training_prompts, prepare_draft
-from distillspec.config import DataConfig, TrainCommand
+from distillspec.config import TrainCommand
 from distillspec.data.collect import with_writer_logprobs
 from distillspec.data.folder import DataFolder
 from distillspec.data.on_policy import fresh_samples, recorded_answers
 from distillspec.data.shards import read_samples
+from distillspec.data.signal_check import check_signals
 from distillspec.evaluation import TargetStates, cut_share
 from distillspec.files import read_object, write_json
 from distillspec.losses import LossMix
 from distillspec.models import LanguageModel, check_draft, load_draft, load_target, save_draft
-from distillspec.models.draft import state_ids_of
 from distillspec.models.memory import moved_off_device
 from distillspec.models.target_copy import TargetCopy
 from distillspec.progress import progress
@@ -49,7 +49,7 @@ from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import listen_for_stop
 from distillspec.training.joint import JointModule
 from distillspec.training.launch import check_launcher, launch, record_holdings
-from distillspec.training.learning_curve import LearningCurve
+from distillspec.training.learning_curve import LearningCurve, alphas_compare
 from distillspec.training.module import DistillModule
 from distillspec.training.optimizer import choose_trainable
 from distillspec.training.precision import with_settled_dtype
@@ -103,7 +103,9 @@ def run(config: TrainCommand, folder: Path) -> None:
     last = last_values(folder)
     problem = nothing_learned(config, before["alpha"]["mean"], after.alpha.mean, last, result.progress.tokens)
     apart = evaluator.selection_prompts if len(held_out) > 1 else None
-    curve = None if problem is not None else LearningCurve.of(folder, sum(len(s.response_ids) for s in samples))
+    curve = None
+    if problem is None and alphas_compare(config):
+        curve = LearningCurve.of(folder, sum(len(s.response_ids) for s in samples))
     text = {
         "selection_prompts": apart,
         "training_answers_cut": cut_share(samples),
@@ -122,20 +124,11 @@ def prepare(config: TrainCommand, folder: Path, target: LanguageModel) -> tuple[
     trained = known_before(config.draft)
     data = prepare_folder(config.data, target, folder / "data", config.seed, trained)
     # An on-policy run takes prompts and held-out answers from a cache, and its samples from the draft.
-    recording, room = _recording(config, target), state_room(config.train.feature_gib)
-    room = room if recording.state_ids else 0
+    recorded, room = recording(config, target), state_room(config.train.feature_gib)
+    room = room if recorded.state_ids else 0
     on_policy = config.data.on_policy
-    samples = [] if on_policy else prepare_samples(recording, target, data, config.seed, state_bytes=room)
+    samples = [] if on_policy else prepare_samples(recorded, target, data, config.seed, state_bytes=room)
     return data, samples, prepare_held_out(config.data, config.sampling.policy, target, data, config.seed, trained)
-
-
-def _recording(config: TrainCommand, target: LanguageModel) -> DataConfig:
-    """Return the data settings. The target's text is stored with the states that a new draft reads."""
-    data = config.data
-    records = data.source == "teacher" and data.generator == "slots"
-    if not config.draft.records_states or data.state_ids is not None or not records:
-        return data
-    return replace(data, state_ids=list(state_ids_of(config.draft, target)))
 
 
 def _train_in_ranks(config: TrainCommand, folder: Path, target: LanguageModel) -> TrainResult:
@@ -218,7 +211,7 @@ def _make_feed(
     return SampleFeed(
         samples,
         config.train,
-        target.text_tokenizer.eos_token_id,
+        target.text_tokenizer.eos_token_id or 0,  # of padding, which nothing reads
         config.seed,
         accelerator.process_index,
         accelerator.num_processes,
@@ -286,5 +279,7 @@ def _target_texts(config: TrainCommand, target: LanguageModel, data: DataFolder,
     if config.data.source == "teacher" or (samples and all(sample.signal is not None for sample in samples)):
         return samples
     if config.data.cache is not None and config.data.source != "fixed":
-        return read_samples(data.samples, target.identity)
+        recorded = read_samples(data.samples, target.identity)
+        check_signals(recorded, target, f"data.cache={config.data.cache}")
+        return recorded
     return samples + answered_training_prompts(config.data, target, data, config.seed)

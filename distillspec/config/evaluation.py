@@ -46,7 +46,7 @@ class EvaluationConfig:
     bootstrap_samples: int = 1000  # resamples for the confidence intervals
     measure_cost: bool = True  # time draft and target steps on this machine
     cost_batches: list[int] = field(default_factory=lambda: [1, 8])  # batch sizes of those timings
-    measure_speedup: bool = False  # decode with the reference decoder, with and without the draft
+    measure_speedup: bool = False  # answer prompts one at a time, with and without the draft
     speedup_prompts: int = 8
     speedup_tokens: int = 96
 

@@ -17,7 +17,7 @@ class QualityConfig:
     prompts: list[str] = field(default_factory=list)  # files with `prompt`, and `response`: its last number is right
     verifications: list[str] = field(default_factory=lambda: ["exact", "typical"])  # the first is compared with
     count: int = 64  # prompts, files in turns
-    rounds: int = 4  # parts of the prompts, in each of which verifications take turns
+    rounds: int = 8  # parts of the prompts, in each of which verifications take turns
     max_tokens: int = 256  # an answer
     longest_prompt: int = 512  # tokens; longer prompts are left out
 

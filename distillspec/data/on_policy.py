@@ -12,6 +12,7 @@ from distillspec.data.collect import fixed_samples, score, signal_request
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import stable_seed
 from distillspec.data.shards import read_samples
+from distillspec.data.signal_check import check_signals
 from distillspec.data.writers import share_prompts
 from distillspec.models import LanguageModel
 from distillspec.types import GenerationRequest, Generator, Prompt, Sample
@@ -64,7 +65,9 @@ def recorded_answers(config: DataConfig, target: LanguageModel, folder: DataFold
     mixes = config.source == "mixed" and config.mixed_by == "sequence" and config.mixed_with == "teacher"
     if not mixes or config.cache is None or not folder.samples.is_dir():
         return []
-    return [sample for sample in read_samples(folder.samples, target.identity) if sample.source == "teacher"]
+    samples = [sample for sample in read_samples(folder.samples, target.identity) if sample.source == "teacher"]
+    check_signals(samples, target, f"data.cache={config.cache}")
+    return samples
 
 
 def _answer(

@@ -102,6 +102,11 @@ class ShardWriter:
         return max(numbers, default=-1) + 1
 
 
+def recorded_whole(folder: Path) -> bool:
+    """Return True if a folder holds every sample that was asked for."""
+    return bool(_read_manifest(folder / MANIFEST)["complete"])
+
+
 def read_samples(folder: Path, identity: ModelIdentity | None = None, state_bytes: float = 0) -> list[Sample]:
     """Return all samples of a folder.
 

@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from distillspec.data.collect import SCORED_ROWS, response_logits
+from distillspec.errors import ConfigError
 from distillspec.models.language_model import LanguageModel
+from distillspec.sampling import policy_probs
 from distillspec.signals import TeacherSignal
-from distillspec.types import Sample
+from distillspec.types import Sample, SamplingPolicy
 
 CHECKED = 6  # samples
+READ, FEWEST = 12, 64  # samples whose text is looked at, and the fewest tokens that say anything
+UNLIKELY = 0.05  # nats a token, beyond four standard errors
 FAR = 0.2  # nats. bfloat16 is .04 off float32. A text that was read at wrong places is .4 off and more
 
 
@@ -29,6 +33,41 @@ def strange_signals(samples: Sequence[Sample], target: LanguageModel) -> str | N
     if off <= FAR:
         return None
     return f"recorded log-probabilities are {off:.2f} nats off what {target.name} says of the same text"
+
+
+def check_signals(samples: Sequence[Sample], target: LanguageModel, place: str) -> None:
+    """Refuse recorded text whose signals are not the target's: early versions wrote such on CPUs.
+
+    Args:
+        place: where it is recorded, in words.
+
+    Raises:
+        ConfigError: names the place.
+    """
+    if strange := strange_signals(samples, target):
+        raise ConfigError(f"{place}: {strange}; write the text again, and name no run with this one")
+
+
+@torch.no_grad()
+def strange_text(samples: Sequence[Sample], target: LanguageModel, policy: SamplingPolicy) -> str | None:
+    """Return a line if text is not the target's own under a policy, None if it is.
+
+    Of the target's own text the mean surprise is the mean entropy. Tokens that a filter rules out are left out, since
+    passes round differently.
+    """
+    excess = list[Tensor]()
+    for sample in [own for own in samples if own.response_ids][:READ]:
+        for logits, ids in zip(
+            response_logits(sample, target), torch.tensor(sample.response_ids).split(SCORED_ROWS), strict=True
+        ):
+            probs = policy_probs(target.full_width(logits).float(), policy).cpu()
+            own = probs.gather(1, ids[:, None])[:, 0]
+            excess.append((-own.log() - torch.special.entr(probs).sum(1))[own > 0])
+    found = torch.cat(excess) if excess else torch.zeros(0)
+    if len(found) < FEWEST:
+        return None
+    least = float(found.mean() - 4 * found.std() / len(found) ** 0.5)
+    return f"the text is {float(found.mean()):.2f} nats a token off {target.name}'s own" if least > UNLIKELY else None
 
 
 @torch.no_grad()

@@ -36,8 +36,10 @@ class Likelihood:
     """An answer's n tokens as the target sees them, under the policy that they were sampled with.
 
     Attributes:
-        surprise: Σ −log p(token), nats.
-        entropy: Σ H(p), nats: what the target's own tokens would have on average.
+        surprise: Σ −log p(token), nats, over the tokens that the policy allows.
+        entropy: Σ H(p), nats, over the same: what the target's own tokens would have on average.
+        ruled_out: tokens that the policy rules out. An engine's pass rounds otherwise than this one, so that a token at
+            the edge of a filter may lie on either side of it.
         best: tokens that are the target's most probable one.
         places: `[n]` in [0, 1], the probability of more probable tokens plus a random share of the token's own:
             uniform if and only if the tokens were drawn from p.
@@ -45,6 +47,7 @@ class Likelihood:
 
     surprise: float
     entropy: float
+    ruled_out: int
     best: int
     places: Tensor
 
@@ -61,6 +64,7 @@ class Quality:
         accuracy: share of the answers that end with the right number, None without such references.
         perplexity: exp of the target's mean surprise a token.
         surprise_over_entropy: nats a token. 0 for the target's own answers, below 0 for more probable ones.
+        ruled_out: share of the tokens that the policy rules out, which these two leave out.
         agreement: share of the tokens that are the target's most probable one.
         distance: total variation between `Likelihood.places` in 20 bins and uniform ones.
         distance_by_chance: what so many tokens of the target's own would give on average.
@@ -72,6 +76,7 @@ class Quality:
     accuracy: Interval | None
     perplexity: float
     surprise_over_entropy: Interval
+    ruled_out: float
     agreement: Interval
     distance: float
     distance_by_chance: float
@@ -87,10 +92,12 @@ def likelihood(target: LanguageModel, answer: Answer, policy: SamplingPolicy, ch
     probs = policy_probs(logits, policy).cpu()
     own = probs.gather(1, tokens[:, None])
     above = probs.masked_fill(probs <= own, 0.0).sum(1, dtype=torch.float64)
+    allowed = own[:, 0] > 0
     share = torch.rand(len(tokens), generator=chance, dtype=torch.float64)
     return Likelihood(
-        float(-own.double().log().sum()),
-        float(torch.special.entr(probs).sum(dtype=torch.float64)),
+        float(-own[allowed].double().log().sum()),
+        float(torch.special.entr(probs[allowed]).sum(dtype=torch.float64)),
+        int((~allowed).sum()),
         int((probs.argmax(1) == tokens).sum()),
         (above + share * own[:, 0].double()).clamp_(0, 1),
     )
@@ -99,6 +106,7 @@ def likelihood(target: LanguageModel, answer: Answer, policy: SamplingPolicy, ch
 def quality(answers: Sequence[Answer], scores: Sequence[Likelihood], seed: int) -> Quality:
     """Return the figures of answers, each of at least one token, and of their scores."""
     counts = [score.tokens for score in scores]
+    allowed = [score.tokens - score.ruled_out for score in scores]
     excess = [score.surprise - score.entropy for score in scores]
     places = torch.cat([score.places for score in scores])
     right = [correct(answer) for answer in answers]
@@ -107,8 +115,9 @@ def quality(answers: Sequence[Answer], scores: Sequence[Likelihood], seed: int) 
         len(answers),
         sum(counts),
         interval(judged, [1] * len(judged), SAMPLES, seed) if judged else None,
-        float(numpy.exp(sum(score.surprise for score in scores) / sum(counts))),
-        interval(excess, counts, SAMPLES, seed),
+        float(numpy.exp(sum(score.surprise for score in scores) / max(1, sum(allowed)))),
+        interval(excess, allowed, SAMPLES, seed),
+        1 - sum(allowed) / sum(counts),
         interval([score.best for score in scores], counts, SAMPLES, seed),
         uneven(places.numpy()),
         _uneven_by_chance(len(places), seed),

@@ -81,7 +81,8 @@ class SlotGenerator:
             return
         max_len = max(len(r.prompt.token_ids) + r.max_new_tokens for r in requests)
         self._check_lengths(requests, max_len)
-        slots = max(1, slots_that_fit(self.models, min(self.slots, len(requests)), max_len))
+        most = min(self.slots, len(requests))
+        slots = max(1, slots_that_fit(self.models, most, max_len, feature_ids=self.states.ids))
         waiting = _neighbours_alike(requests, 2 * slots)
         with ExitStack() as stack:
             packs = [_packed(model, slots, requests, stack) for model in self.models]

@@ -33,7 +33,7 @@ def caveats(runs: Sequence[Run], entries: Sequence[ReportEntry]) -> list[str]:
             "and the timing rounds of this run, not another day on the same machine."
         )
     if any(result.get("measured") for result in results):
-        lines.append("Measured speed-ups come from the batch-1 reference decoder, not from a serving engine.")
+        lines.append("Measured speed-ups are of one request at a time, with the serving engine where it is installed.")
     lines += [_about_cut(results)] + [line for run in runs for line in _about_run(run)]
     lines += [line for entry in entries for line in _about_ceiling(entry)]
     if len({str(run.provenance.get("hardware")) for run in runs}) > 1:

@@ -9,7 +9,18 @@ from typing import Any
 
 import numpy
 
+from distillspec.config import TrainCommand
+from distillspec.types import SamplingPolicy
+
+PLAIN = SamplingPolicy()  # temperature 1, without filters
+
 TAIL = 0.1  # share of the run at its end whose training α counts
+
+
+def alphas_compare(config: TrainCommand) -> bool:
+    """Return True if α of the loss and α of evaluations are of the same distributions, and of all tokens."""
+    loss = config.loss
+    return config.sampling.policy == PLAIN and loss.temperature == 1.0 and loss.select_fraction is None
 
 
 @dataclass(frozen=True)

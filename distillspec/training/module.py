@@ -121,7 +121,7 @@ class DistillModule(nn.Module):
             return ChunkedLoss(loss, metrics)
         except NonFiniteLogits as error:
             self.problem = str(error)
-            return None if weights is None else ChunkedLoss(self._not_a_number(hidden[0]), {})
+            return None if weights is None else ChunkedLoss(self._not_a_number(hidden), {})
 
     def _loss(
         self,
@@ -159,9 +159,14 @@ class DistillModule(nn.Module):
         missed = binary_cross_entropy_with_logits(logits, acceptance.clamp(0, 1), reduction="none")
         return (weights * missed).sum()
 
-    def _not_a_number(self, hidden: Tensor) -> Tensor:
-        """Return NaN that depends on every parameter of the loss, so that backward reaches all of them."""
-        reached = hidden.sum() + self.head_weight.sum()
+    def _not_a_number(self, hidden: Sequence[Tensor]) -> Tensor:
+        """Return NaN that depends on every parameter of the loss, so that backward reaches all of them.
+
+        Processes that share gradients would wait for those of the others.
+        """
+        reached = self.head_weight.sum() + torch.stack([own.sum() for own in hidden]).sum()
+        if self.draft.predicts_acceptance:
+            reached = reached + self.draft.state_input.confidence_logits(hidden[0]).sum()  # type: ignore[union-attr, operator]
         return (reached if self.head_bias is None else reached + self.head_bias.sum()) * math.nan
 
     def head(self) -> OutputHead:

@@ -18,6 +18,7 @@ class Progress:
     evaluating: float = 0.0  # the part of `seconds` that evaluations and their saves took
     evaluation: float = 0.0  # seconds one of them is expected to take, 0 while unknown
     refresh: float = 0.0  # seconds that taking fresh samples is expected to take, 0 while unknown
+    began: float = 0.0  # share of the run that was over before the first step: an on-policy run writes text first
 
     @property
     def tokens_per_s(self) -> float:
@@ -91,14 +92,14 @@ class EvaluationSchedule:
         return True
 
 
-def learning_rate_factor(fraction: float, config: TrainConfig) -> float:
+def learning_rate_factor(fraction: float, config: TrainConfig, began: float = 0.0) -> float:
     """Return the multiple of the peak learning rate at `fraction` of the run, in (0, 1].
 
-    After a linear warm-up, `cosine` falls to a hundredth, `constant` stays, and `wsd` stays until the last
-    `decay_fraction`, over which it falls by 1 − √ to a hundredth (Hägele et al. 2024).
+    After a linear warm-up from the first step on, at `began`, `cosine` falls to a hundredth, `constant` stays, and
+    `wsd` stays until the last `decay_fraction`, over which it falls by 1 − √ to a hundredth (Hägele et al. 2024).
     """
-    if fraction < config.warmup_fraction:
-        return max(fraction / config.warmup_fraction, 0.01)
+    if fraction < began + config.warmup_fraction:
+        return max((fraction - began) / config.warmup_fraction, 0.01)
     if config.schedule == "cosine":
         share = (fraction - config.warmup_fraction) / max(1 - config.warmup_fraction, 1e-9)
         return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * share))

@@ -19,6 +19,8 @@ def train_stop(head: StopHead, examples: StopExamples, epochs: int, learning_rat
     for _ in range(epochs):
         losses = []
         for rows in torch.randperm(len(examples), generator=chance).split(BATCH):
+            if len(rows) < 2 <= len(examples):
+                continue  # batch normalisation needs two
             loss = binary_cross_entropy_with_logits(head(examples.inputs[rows]), examples.alpha[rows])
             optimizer.zero_grad()
             loss.backward()

@@ -144,7 +144,9 @@ class Trainer:
         started = self.clock()
         settings = self.config.train
         fraction = fraction_done(self.progress, settings)
-        rate = settings.learning_rate * learning_rate_factor(fraction, settings)
+        if self.progress.step == 0:
+            self.progress = replace(self.progress, began=fraction)
+        rate = settings.learning_rate * learning_rate_factor(fraction, settings, self.progress.began)
         self.module.begin_step(fraction)
         batches = [self.feed.take().to(self.strategy.accelerator.device) for _ in range(settings.accumulate)]
         weighted = [self.weighted(batch) for batch in batches]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from distillspec.config import TrainCommand
 from distillspec.losses import LossMix
+from distillspec.training.learning_curve import alphas_compare
 
 FAIR_SHARE = 0.3  # of a run, after which it should have learned something
 NEAR_ZERO = 0.01  # held-out α below which a draft is useless
@@ -39,7 +40,7 @@ def _reason(config: TrainCommand, alpha: float, last: Mapping[str, float], token
             f"the loss {' and '.join(names)} has next to no gradient where the draft misses the target's tokens; "
             "use the default loss, or loss=fkl"
         )
-    if last.get("train/alpha", 0.0) > alpha + UNLIKE:
+    if alphas_compare(config) and last.get("train/alpha", 0.0) > alpha + UNLIKE:
         return (
             f"α on the training text is {last['train/alpha']:.3f}; that text is unlike the held-out answers, "
             "or its signal has no draws from the tail (data.tail_draws)"

@@ -25,6 +25,7 @@ from distillspec.serving.bench.records import LoadRecord
 from distillspec.serving.bench.rounds import Records, Side, as_json, figures, take_turns, times_faster, write_records
 from distillspec.serving.bench.table import engine_table, server_table
 from distillspec.serving.commands.bench_prompts import read_prompts, read_questions
+from distillspec.serving.commands.measured_engine import check_no_store, check_speculates, fitting
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.named import named_controller
 from distillspec.serving.draft_loading import evaluated, load_drafts
@@ -53,12 +54,16 @@ def run(config: BenchCommand, folder: Path) -> None:
 
 
 def _bench_engine(config: BenchCommand, folder: Path) -> None:
+    check_no_store(config.engine)
     target = load_target(config.target)
     draft = load_drafts(find_drafts(config.drafts) or config.draft.path, target)
     prompts = read_prompts(config.bench.prompts, config.bench.longest_prompt, target, "bench.prompts")
     # Lengths are compared, and not every policy knows sources that name nodes: these are for `engine.proposer` to name.
     engine = Engine(target, draft, config.engine if draft is None else drafting_alone(config.engine))
     try:
+        if any(name != "none" for name in config.bench.policies):
+            check_speculates(engine)
+        prompts = fitting(prompts, engine, "bench.prompts")
         policies = _policies(config, engine)
         open_run(folder, config)
         sides = {name: _engine_side(engine, controller) for name, controller in policies.items()}

@@ -17,11 +17,14 @@ from distillspec.config import QualityCommand
 from distillspec.errors import ConfigError
 from distillspec.evaluation.answer_quality import SAMPLES, Answer, Quality, likelihood, quality
 from distillspec.evaluation.bootstrap import interval
+from distillspec.evaluation.speedup import FEWEST
+from distillspec.evaluation.turns import in_turn
 from distillspec.files import write_json
 from distillspec.models import LanguageModel, load_target
 from distillspec.progress import progress
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.commands.bench_prompts import read_prompts
+from distillspec.serving.commands.measured_engine import check_no_store, check_speculates, fitting
 from distillspec.serving.draft_loading import load_draft
 from distillspec.serving.engine import Engine
 from distillspec.types import Interval, Prompt
@@ -45,16 +48,19 @@ def run(config: QualityCommand, folder: Path) -> None:
     """
     torch.manual_seed(config.seed)
     chosen = config.quality
+    check_no_store(config.engine)
     targets = {name: load_target(config.target) for name in chosen.verifications}  # an engine holds its models
     target = targets[chosen.verifications[0]]
-    prompts = read_prompts(chosen.prompts, chosen.longest_prompt, target, "quality.prompts")[: chosen.count]
-    if len(prompts) < chosen.rounds:
-        raise ConfigError(f"quality.rounds={chosen.rounds} is above the {len(prompts)} prompts that there are")
+    read = read_prompts(chosen.prompts, chosen.longest_prompt, target, "quality.prompts")
     sides: dict[str, _Side] = {}
     try:
         for name, own in targets.items():
             draft = load_draft(config.draft.path, own) if config.draft.path else None
             sides[name] = _Side(Engine(own, draft, config.settings(name)))
+        check_speculates(sides[chosen.verifications[0]].engine)
+        prompts = fitting(read, sides[chosen.verifications[0]].engine, "quality.prompts")[: chosen.count]
+        if len(prompts) < chosen.rounds:
+            raise ConfigError(f"quality.rounds={chosen.rounds} is above the {len(prompts)} prompts that there are")
         open_run(folder, config)
         _answer(config, sides, prompts)
     finally:
@@ -87,8 +93,8 @@ def _answer(config: QualityCommand, sides: dict[str, _Side], prompts: Sequence[P
     parts = numpy.array_split(numpy.arange(len(prompts)), chosen.rounds)
     with progress("answering") as line:
         for round_, part in enumerate(parts):
-            own, order = [prompts[i] for i in part], list(sides.values())
-            for side in order if round_ % 2 == 0 else reversed(order):
+            own = [prompts[i] for i in part]
+            for side in in_turn(sides.values(), round_):
                 _answer_round(side, own, params)
                 done += len(own)
                 total = len(prompts) * len(sides)
@@ -133,16 +139,22 @@ def _table(sides: dict[str, _Side], found: dict[str, Quality], faster: dict[str,
         "answers with the right number": lambda _, own: "–" if own.accuracy is None else _shown(own.accuracy),
         "perplexity under the target": lambda _, own: f"{own.perplexity:.2f}",
         "surprise over entropy, nats a token (exact: 0)": lambda _, own: _shown(own.surprise_over_entropy),
+        "tokens that the filters rule out (exact: rounding)": lambda _, own: f"{own.ruled_out:.4f}",
         "tokens that are the target's best": lambda _, own: _shown(own.agreement),
         "distance to the target's law (by chance)": lambda _, own: f"{own.distance:.3f} ({own.distance_by_chance:.3f})",
         "different bigrams": lambda _, own: f"{own.distinct:.3f}",
         "tokens a step": lambda name, own: f"{own.tokens / sides[name].steps:.2f}",
         "tokens a second": lambda name, _: f"{numpy.median(sides[name].rates):.1f}",
-        f"times as fast as {first}": lambda name, _: _shown(faster[name]),
+        f"times as fast as {first}": lambda name, _: _faster(faster[name], len(sides[name].rates)),
     }
     for figure, shown in figures.items():
         table.add_row(figure, *(shown(name, own) for name, own in found.items()))
     return table
+
+
+def _faster(value: Interval, rounds: int) -> str:
+    """Show a ratio, with its interval where there are enough rounds for one."""
+    return _shown(value) if rounds >= FEWEST else f"{value.mean:.3f}"
 
 
 def _shown(value: Interval) -> str:

@@ -19,6 +19,7 @@ from distillspec.serving.control.base import (
     BatchView,
     Plan,
     RowPlan,
+    RowView,
     StepResult,
     decoding_rows,
     drafting_s,
@@ -29,7 +30,7 @@ from distillspec.serving.control.candidates import Candidates
 from distillspec.serving.control.decision import Decision, Mode, catch_up_s, draft_reads, unread_tokens
 from distillspec.serving.control.held_plan import HeldPlan
 from distillspec.serving.control.priced_steps import Known, PricedSteps, trials_of_drafts, without_likely
-from distillspec.serving.control.reading import far_behind, reading_pays, without
+from distillspec.serving.control.reading import best_worth_reading, readable
 from distillspec.serving.control.sources import choose_sources
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.control.step_batch import StepBatch
@@ -237,16 +238,16 @@ class GoodputController:
                 self._judge(result, why, rows, prompts_s)
 
     def _batch(self, view: BatchView, trees: Candidates | None, hope: float = 0.0) -> StepBatch:
-        own = (view, self.speculation_length, self.acceptance, self.latency)
+        own = view, self.speculation_length, self.acceptance, self.latency
         return StepBatch.of(*own, trees=trees, price=self._price, hope=hope)
 
     def _best(self, view: BatchView, trees: Candidates | None, batch: StepBatch, hope: float = 0.0) -> Allocation:
-        """Return the best lengths, or those of the rows whose drafts have read their texts, if more does not pay."""
-        best = batch.best(alike=self._alike)
-        if not (behind := far_behind(view.rows, best.lengths.tolist())):
-            return best
-        other = self._batch(replace(view, rows=without(view.rows, behind)), trees, hope).best(alike=self._alike)
-        return best if reading_pays(behind, self.latency, best, other) else other
+        """Return the best lengths of which no long text is read in vain."""
+
+        def best_of(rows: tuple[RowView, ...]) -> Allocation:
+            return self._batch(replace(view, rows=rows), trees, hope).best(alike=self._alike)
+
+        return best_worth_reading(view.rows, batch.best(alike=self._alike), best_of, self.latency)
 
     def _shapes(self, planned: Allocation) -> tuple[TreeShape, ...]:
         if planned.taken is None or self.trees is None:
@@ -258,9 +259,7 @@ class GoodputController:
             return "nothing to draft for", batch.plain
         policy = self.speculation
         if policy.speculates and best.lengths.any():
-            if policy.plain_is_due:
-                return "measuring plain", batch.plain
-            return self._explored(batch, best)
+            return ("measuring plain", batch.plain) if policy.plain_is_due else self._explored(view, batch, best)
         if policy.trial_is_due:
             tried = batch.expected(numpy.minimum(batch.limits, TRY_LENGTH))
             if policy.affords(tried, batch.plain, catch_up_s(self.latency, view.rows, tried.lengths.tolist())):
@@ -270,14 +269,14 @@ class GoodputController:
     def _hoped(self, view: BatchView, batch: StepBatch) -> tuple[Mode, Allocation]:
         """Return short chains that would pay if acceptance were what it may be: an unused draft teaches nothing."""
         best = self._best(view, None, self._batch(view, None, HOPE), HOPE)
-        if not best.nodes:
-            return "not worth it", batch.plain
-        return "exploring", batch.expected(numpy.minimum(best.lengths, TRY_LENGTH))
+        tried = batch.expected(numpy.minimum(best.lengths, TRY_LENGTH))
+        return ("exploring", tried) if best.nodes else ("not worth it", batch.plain)
 
-    def _explored(self, batch: StepBatch, best: Allocation) -> tuple[Mode, Allocation]:
+    def _explored(self, view: BatchView, batch: StepBatch, best: Allocation) -> tuple[Mode, Allocation]:
         """Return the best lengths, now and then those of one token more a row."""
         if self._held.unexplored >= EXPLORE_EVERY:
-            longer = batch.expected(numpy.minimum(best.lengths + 1, batch.limits))
+            wished = best.lengths + readable(view.rows, best.lengths.tolist())
+            longer = batch.expected(numpy.minimum(wished, batch.limits))
             if longer.nodes > best.nodes and longer.goodput > EXPLORE_WITHIN * best.goodput:
                 return "exploring", longer
         return "speculating", best

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.control.allocation import Allocation
@@ -34,12 +34,36 @@ def without(rows: Sequence[RowView], behind: Sequence[RowView]) -> tuple[RowView
     return tuple([row.within(0) if row.sequence_id in names else row for row in rows])
 
 
-def reading_pays(behind: Sequence[RowView], latency: LatencyModel, best: Allocation, other: Allocation) -> bool:
-    """Return True if reading takes less time than the lengths `best` save over `other`, for which nothing is read."""
-    unread: dict[str, int] = {}
-    for row in behind:
-        unread[row.source] = unread.get(row.source, 0) + row.unread_tokens
-    reading_s = sum([latency.reading_s(tokens, source) for source, tokens in unread.items()])
-    saved_s = best.tokens / other.goodput - best.seconds
-    left = min([row.left for row in behind])
-    return saved_s * steps_to_pay(left, best.tokens / len(best.lengths)) >= reading_s
+def readable(rows: Sequence[RowView], lengths: Sequence[int]) -> list[int]:
+    """Return 1 for each row that draws on no long text which its draft has not read, or that drafts anyway. Else 0."""
+    pairs = zip(rows, lengths, strict=True)
+    return [int(length > 0 or not row.drafted_by_model or row.unread_tokens <= ALONG) for row, length in pairs]
+
+
+def best_worth_reading(
+    rows: Sequence[RowView],
+    best: Allocation,
+    best_of: Callable[[tuple[RowView, ...]], Allocation],
+    latency: LatencyModel,
+) -> Allocation:
+    """Return the best lengths of which no text is read in vain.
+
+    A row's reading must take less time than its share of what all rows that are far behind save by drafting.
+
+    Args:
+        best: the best lengths, whatever is read for them.
+        best_of: returns those of other rows.
+    """
+    if not (behind := far_behind(rows, best.lengths.tolist())):
+        return best
+    other = best_of(without(rows, behind))
+    saved_s = (best.tokens / other.goodput - best.seconds) / len(behind)
+    written = best.tokens / len(rows)
+    vain = [
+        row
+        for row in behind
+        if saved_s * steps_to_pay(row.left, written) < latency.reading_s(row.unread_tokens, row.source)
+    ]
+    if len(vain) == len(behind):
+        return other
+    return best_of(without(rows, vain)) if vain else best

@@ -116,6 +116,12 @@ class Profile:
         members = {} if DRAFT in self.drafts else {source: draft.cost.cost for source, draft in self.drafts.items()}
         return LatencyModel(self.target_cost.cost, first.cost.cost, at_once=first.at_once, members=members)
 
+    @property
+    def title(self) -> str:
+        """The machine and the models, in words."""
+        models = ", ".join([self.target.name, *(draft.name for draft in self.drafts.values())])
+        return f"{self.machine.get('gpu', self.machine.get('cpu', 'a machine'))}, {models}"
+
     def save(self, path: Path) -> None:
         write_json(path, {"version": VERSION, **asdict(self)})
 
@@ -153,6 +159,7 @@ class Profile:
 
         Args:
             drafts: by source. Each gets the costs of the measured draft of its size, of its source where several are.
+                Without any the measured ones are kept: a draft may be loaded later.
             settings: of the engine whose passes it shall price.
 
         Raises:
@@ -168,7 +175,8 @@ class Profile:
                 problem = f"it measured {profile._measured}, not {draft.name} ({size_of(draft)})"
         if problem is not None:
             raise ConfigError(f"profile={path} does not fit: {problem}; measure again with distill profile")
-        return replace(profile, drafts={source: own for source, own in found.items() if own is not None})
+        known = {source: own for source, own in found.items() if own is not None}
+        return replace(profile, drafts=known) if drafts else profile
 
     def _alike(self, source: str, draft: LanguageModel) -> ProfiledDraft | None:
         """Return the measured draft of a draft's size."""

@@ -27,6 +27,8 @@ class LiveLatency:
         self._target = LiveCosts(start.target, self._trust)
         drafts = {DRAFT: start.draft, **start.members} if drafts_with_model else {}
         self._drafts = {source: LiveCosts(table, self._trust) for source, table in drafts.items() if table is not None}
+        if drafts_with_model and not self._drafts:  # one may be loaded later
+            self._drafts[DRAFT] = LiveCosts(_guessed_draft(start.target), GUESSED)
         self._guess = start if known is None else None  # until the draft was measured
         self._draft_free_s = start.draft_free_s
         self._latency: LatencyModel | None = None
@@ -129,6 +131,13 @@ class LiveLatency:
         if self._guess is not None and self._guess.draft is not None and tokens:
             factor = self._target.table.seconds(0, tokens) / self._guess.target.seconds(0, tokens)
             self._drafts[DRAFT] = LiveCosts(self._guess.draft.scaled(factor), GUESSED)
+
+
+def _guessed_draft(target: CostTable) -> CostTable:
+    """Return guessed costs of a draft of a target whose costs are known."""
+    guess = guessed()
+    assert guess.draft is not None
+    return guess.draft.scaled(target.seconds(0, 1) / guess.target.seconds(0, 1))
 
 
 def _holds(held: LatencyModel, target: CostTable, draft: CostTable | None, members: Mapping[str, CostTable]) -> bool:

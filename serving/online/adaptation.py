@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2
 RETRY_S = 10.0  # after background work failed
 METRICS_BYTES = 64 << 20  # of metrics.jsonl, and of the one before it: weeks
+EXPIRE_S = 600.0  # between two looks for answers that are older than the log keeps
 IDLE_AFTER_S = 2.0  # without a running request the engine counts as idle
 
 
@@ -97,9 +98,11 @@ class Adaptation:
         self.pool = LearningPool(settings, engine, self.registry, self.replay, self.reporter)
         self.trainer = TrainerLink(settings, self.replay, self.registry, self.reporter)
         self.tap.paused = self.trainer.paused
+        self.replay.go_on_from(max(self.registry.newest_request(), self.trainer.state().cursor))
         self._machine = machine(engine.target.device)  # before threads are here that compute with one core
         self._busy_s = time.monotonic()
         self._started_s = time.monotonic()
+        self._expires_s = self._started_s + EXPIRE_S
         self._lines = 0  # of figures, written so far
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -260,6 +263,9 @@ class Adaptation:
         suspects = self.pool.suspects
         self.trainer.poll(idle=time.monotonic() - self._busy_s > IDLE_AFTER_S, suspects=suspects)
         self.tap.wanting = bool(suspects) or self.trainer.wants_text()
+        if time.monotonic() > self._expires_s:
+            self._expires_s = time.monotonic() + EXPIRE_S
+            self.replay.expire()
         if time.monotonic() - self._started_s > (self._lines + 1) * self.settings.online.metrics_s:
             self._write_figures()
 

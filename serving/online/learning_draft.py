@@ -130,14 +130,24 @@ class LearningDraft:
         if self.on_trial and version.name == self.base:
             return
         self._engine.load_draft(version.path, acceptance, name=self.name or None)
-        if self.on_trial:
-            self._set_status("serving", f"{version.name} is promoted")
+        current = self.registry.current()
+        if current is not None and current.name == version.name:  # promoted or rolled back by another process
+            self._follow(version.name)
         self._tell({"event": "swap", "version": version.name, "served_as": version.served_as})
 
     def _tell(self, record: Record) -> None:
-        if record["event"] == "rollback" and self._member.cloned_from is not None and record["to"] == self.base:
-            self.withdraw("rolled back to the draft that it was cloned from")
+        if record["event"] == "rollback":
+            self._follow(record["to"])
+        elif record["event"] == "promotion" or record.get("decision") == "promoted":
+            self._follow(record.get("version") or record["candidate"])
         self._reporter.tell({**record, **self.column})
+
+    def _follow(self, version: str) -> None:
+        """Let a specialist serve from its first promotion on, and withdraw one that goes back to what it began as."""
+        if self._member.cloned_from is not None and version == self.base:
+            self.withdraw("rolled back to the draft that it was cloned from")
+        elif self.on_trial:
+            self._set_status("serving", f"{version} is promoted")
 
     def _alarm(self, message: str) -> None:
         self._reporter.alarm(f"{self.name}: {message}" if self.name else message)

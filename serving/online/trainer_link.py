@@ -11,7 +11,7 @@ from typing import Any
 
 from distillspec.files import private_folder
 from distillspec.serving.online.log.replay_log import ReplayLog
-from distillspec.serving.online.pool.domains import log_of
+from distillspec.serving.online.pool.domains import log_of, owners_now
 from distillspec.serving.online.reporting import Reporter
 from distillspec.serving.online.state.layout import ADDED, OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.lock import held, is_held
@@ -169,7 +169,13 @@ class TrainerLink:
 
     def wants_text(self) -> bool:
         """Return True while the trainer waits for answers: to learn from, or to judge a candidate by."""
-        return not self.paused and any(map(self._is_short, self._learning()))
+        return not self.paused and any(map(self._is_short, self._owning()))
+
+    def _owning(self) -> list[str]:
+        """Return the drafts that learn from a domain. Others wait for text that nobody writes. All, in an empty log."""
+        members = self._learning()
+        owners = set(owners_now(self.replay, self._registry.pool).values()) if any(members) else set()
+        return [member for member in members if member in owners] or members
 
     def _is_short(self, member: str) -> bool:
         registry = self._registry.of(member)

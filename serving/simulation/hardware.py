@@ -51,7 +51,7 @@ def derive_hardware(config: HardwareConfig) -> Hardware:
         config.prefill_chunk,
         config.noise,
         config.batch_expansion,
-        config.title,
+        config.title if profile is None else profile.title,
         config.micro_batches,
         config.padded_attention,
         NO_HOST if profile is None else profile.host,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from distillspec.config.simulation import WorkloadConfig
 from distillspec.errors import ConfigError
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.simulation.acceptance_trace import AcceptanceTrace, draw_acceptance_trace
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,14 @@ def read_trace(path: Path, most: int | None = None) -> list[TraceLine]:
         raise ConfigError(f"workload.trace={path} cannot be read: {error}") from error
     numbered = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     lines = [_trace_line(f"{path}:{number}", line) for number, line in numbered[:most]]
+    if len(lines) < len(numbered):
+        log.warning(
+            "%s: the first %d requests of %d are simulated; workload.requests=%d takes all",
+            path,
+            len(lines),
+            len(numbered),
+            len(numbered),
+        )
     if not lines:
         raise ConfigError(f"workload.trace={path} is empty; it needs a request a line")
     return sorted(lines, key=lambda line: line.arrival_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -104,17 +103,19 @@ def is_worse(evidence: Evidence, config: GateConfig) -> bool:
 
 
 def _losers(evidence: Evidence, config: GateConfig, error: float) -> str:
-    """Name the domain and the tenant whose interval is below 0, an empty text without any."""
-    groups: tuple[tuple[str, Callable[[Pair], str]], ...] = (("", _domain), ("tenant ", _tenant))
+    """Name the domains whose interval is below 0, and say if a tenant's is. An empty text without any.
+
+    A tenant's name would stay in the registry after its answers were deleted.
+    """
     found = []
-    for kind, name in groups:
+    for name in (_domain, _tenant):
         parts = evidence.groups(name, config.domain_requests)
         if len(parts) < 2:
             continue
         for key, own in parts.items():
             gain = own.gain(error / len(parts))
             if gain.high < 0:
-                found.append(f"{gain.mean:+.1%} on {kind}{key}")
+                found.append(f"{gain.mean:+.1%} on {key if name is _domain else 'a tenant'}")
     return ", ".join(found)
 
 

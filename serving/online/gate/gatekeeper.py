@@ -62,12 +62,9 @@ class Gatekeeper:
         self._suspicions.watch()
         newest = candidate_question(self.registry)
         seen = (self.judge.table.changes(), None if newest is None else newest.version.name)
-        if seen != self._judged_at:
-            self._judged_at = seen
-            if self._suspicions.check():
-                self._judged_at = None  # the newest candidate was not looked at
-            else:
-                self.judge_newest()
+        if seen != self._judged_at and not self._suspicions.check():
+            self.judge_newest()
+            self._judged_at = seen  # a look that fails, or one at a suspicion, is taken again
 
     @one_at_a_time
     def follow(self) -> None:

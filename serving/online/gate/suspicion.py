@@ -6,7 +6,7 @@ import logging
 
 from distillspec.serving.online.gate.in_service import InService, Suspicion, one_at_a_time
 from distillspec.serving.online.gate.judge import Judge
-from distillspec.serving.online.judging.question import suspicion_question
+from distillspec.serving.online.judging.question import SUSPECTED_AFTER, suspicion_question
 from distillspec.serving.online.state.version import Version
 
 log = logging.getLogger(__name__)
@@ -44,8 +44,10 @@ class SuspicionCheck:
     def check(self) -> bool:
         """Roll a suspected version back if the answers since its promotion show it worse. Return True if so."""
         current = self._in_service
+        if current.suspicion is None:
+            return False
         question = suspicion_question(self._registry)
-        if current.suspicion is None or question is None or question.version.name != current.suspicion.version.name:
+        if question is None or question.version.name != current.suspicion.version.name:
             return False
         found = self._judge.regression(question)
         if found is None:
@@ -76,7 +78,10 @@ class SuspicionCheck:
     def _suspect(self, version: Version, problem: str) -> None:
         self._in_service.suspicion = Suspicion(version, problem)
         log.warning("%s is suspected, and serves on: %s", version.name, problem)
-        self._registry.note(version.name, f"{SUSPECTED}{problem}")
+        # A version may have served well for weeks: what is asked about are the answers of now.
+        after = max(0, self._judge.replay.newest_number() - self._judge.config.requests)
+        verdict = {**self._registry.get(version.name).verdict, SUSPECTED_AFTER: after}
+        self._registry.judged(version.name, version.status, verdict, f"{SUSPECTED}{problem}")
         self._in_service.report({"event": "suspicion", "version": version.name, "reason": problem})
 
     def _clear(self, version: Version) -> None:

@@ -9,6 +9,8 @@ from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
 
+SUSPECTED_AFTER = "suspected_after"  # in a verdict: answers up to this number say nothing about a suspicion
+
 
 @dataclass(frozen=True)
 class Question:
@@ -17,6 +19,7 @@ class Question:
     version: Version
     against: Version
     since_s: float = 0.0  # answers logged before do not count
+    start: int = 0  # nor do those up to this number
 
     @property
     def after(self) -> int:
@@ -26,7 +29,7 @@ class Question:
     def unseen(self, replay: ReplayLog, most: int) -> list[LogEntry]:
         """Return the first answers of conversations that neither has seen any of, of at most `most` conversations."""
         found, conversations = [], set[int]()
-        for entry in replay.entries(after=self.after):
+        for entry in replay.entries(after=max(self.after, self.start)):
             if entry.conversation <= self.after or entry.time_s <= self.since_s:
                 continue
             if entry.conversation not in conversations and len(conversations) == most:
@@ -43,11 +46,15 @@ def candidate_question(registry: VersionRegistry) -> Question | None:
 
 
 def suspicion_question(registry: VersionRegistry) -> Question | None:
-    """Ask about the version in service, by answers since its promotion. None: there is nothing to go back to."""
+    """Ask about the version in service, by answers since its promotion, but none of long before a suspicion.
+
+    None: there is nothing to go back to.
+    """
     current, back = registry.current(), registry.predecessor()
     if current is None or back is None:
         return None
-    return Question(current, back, since_s=registry.promotions()[-1]["time_s"])
+    start = current.verdict.get(SUSPECTED_AFTER, 0)
+    return Question(current, back, since_s=registry.promotions()[-1]["time_s"], start=start)
 
 
 def open_questions(registry: VersionRegistry, suspected: bool) -> list[Question]:

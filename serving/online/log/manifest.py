@@ -103,6 +103,15 @@ class Manifest:
         """Return the last number ever given, 0 for an empty log. Deleted answers count."""
         return self._database.value("SELECT seq FROM sqlite_sequence WHERE name = 'answers'") or 0
 
+    def go_on_from(self, number: int) -> None:
+        """Give numbers above `number` from now on, and above those of all answers."""
+        with self._database.transaction() as rows:
+            found = rows.execute("SELECT seq FROM sqlite_sequence WHERE name = 'answers'").fetchone()
+            if found is None:
+                rows.execute("INSERT INTO sqlite_sequence VALUES ('answers', ?)", (number,))
+            elif found[0] < number:
+                rows.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'answers'", (number,))
+
     def newest_s(self) -> float:
         """Return the time of the newest answer, 0 for an empty log."""
         return self._database.value("SELECT MAX(time_s) FROM answers") or 0.0

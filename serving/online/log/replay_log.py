@@ -119,6 +119,11 @@ class ReplayLog:
             self._retention.make_room()
         return len(kept)
 
+    def expire(self) -> None:
+        """Apply retention where nothing is appended: in a pause, or without traffic."""
+        with self._changing():
+            self._retention.make_room()
+
     def exclude_tenant(self, tenant: str, excluded: bool = True) -> None:
         """Log no answer of a tenant from now on, in any process, until this is taken back. What is logged stays."""
         self.manifest.exclude(tenant, excluded)
@@ -183,6 +188,10 @@ class ReplayLog:
     def newest_number(self) -> int:
         """Return the last number ever given, 0 for an empty log. Deleted answers count."""
         return self.manifest.newest_number()
+
+    def go_on_from(self, number: int) -> None:
+        """Give numbers above `number`: drafts have learnt from answers up to it, in a log that was removed since."""
+        self.manifest.go_on_from(number)
 
     def load(self, entries: Iterable[LogEntry]) -> list[LoggedAnswer]:
         """Return the answers of `entries`, in their order, as far as they are there. See `by_number`."""

@@ -94,8 +94,8 @@ class VersionRegistry:
 
     def versions(self, status: str | None = None) -> list[Version]:
         """Return all versions (of one status), oldest first."""
-        found = self._database.rows("SELECT * FROM versions WHERE member = ? ORDER BY id", (self.member,))
-        return [self._version(row) for row in found if status is None or row["status"] == status]
+        query = "SELECT * FROM versions WHERE member = ?1 AND (?2 IS NULL OR status = ?2) ORDER BY id"
+        return [self._version(row) for row in self._database.rows(query, (self.member, status))]
 
     def current(self) -> Version | None:
         """Return the promoted version. None before the first promotion."""
@@ -103,12 +103,9 @@ class VersionRegistry:
         return None if name is None else self.get(name)
 
     def find(self, weights_hash: str) -> Version | None:
-        """Return the newest version with these weights, if its folder is kept."""
-        found = self._database.rows(
-            "SELECT * FROM versions WHERE weights_hash = ? AND member = ? AND present ORDER BY id DESC LIMIT 1",
-            (weights_hash, self.member),
-        )
-        return self._version(found[0]) if found else None
+        """Return the newest version with these weights, whether its folder is kept or not."""
+        query = "SELECT * FROM versions WHERE weights_hash = ? AND member = ? ORDER BY id DESC LIMIT 1"
+        return next(map(self._version, self._database.rows(query, (weights_hash, self.member))), None)
 
     def newest(self, count: int) -> list[Version]:
         """Return the last `count` versions of all drafts, oldest first."""
@@ -118,6 +115,10 @@ class VersionRegistry:
     def present(self) -> list[str]:
         """Return the names of all drafts' versions whose folders are kept."""
         return [row["name"] for row in self._database.rows("SELECT name FROM versions WHERE present")]
+
+    def newest_request(self) -> int:
+        """Return the last number of a logged answer that any draft has learnt from, 0 without one."""
+        return self._database.value("SELECT MAX(last_request) FROM versions") or 0
 
     def promotions(self) -> list[dict[str, Any]]:
         """Return all promotions (version, previous, reason, time_s), oldest first."""
@@ -250,11 +251,12 @@ class VersionRegistry:
     def clear_away(self, keep: int) -> list[str]:
         """Delete the folders of all but the newest `keep` versions out of service, and folders left by crashes.
 
-        Candidates, the current version and its predecessor stay. Return the names of those that are deleted.
+        Candidates, the current version, its predecessor, and given drafts stay. Return the names of those deleted.
         """
         current, predecessor = self.current(), self.predecessor()
         safe = {v.name for v in (current, predecessor) if v is not None}
-        idle = [v for v in self.versions() if v.name not in safe and v.present and v.status != "candidate"]
+        learnt = [v for v in self.versions() if v.present and (v.parent or v.last_request) is not None]
+        idle = [v for v in learnt if v.name not in safe and v.status != "candidate"]
         gone = [v.name for v in idle[: max(0, len(idle) - keep)]]
         with self._database.transaction() as rows:
             rows.executemany("UPDATE versions SET present = 0 WHERE name = ?", [(name,) for name in gone])

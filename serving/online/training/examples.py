@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distillspec.config import AdaptConfig
-from distillspec.data.packing import collate, cut_to_fit, plan_epoch
+from distillspec.data.packing import collate, plan_epoch
 from distillspec.models import LanguageModel
 from distillspec.serving.online.log.records import ACCEPTED, PLAIN, REJECTED, LoggedAnswer
 from distillspec.training.state_store import StateStore
@@ -76,13 +76,14 @@ def example_batches(
     pad = None if draft.tokenizer is None else draft.tokenizer.pad_token_id
     for plan in _plans(examples, config, seed):
         rows = [[examples[i] for i in row] for row in plan]
-        samples = [[cut_to_fit(example.sample, config.row_tokens) for example in row] for row in rows]
-        batch = collate(samples, config.row_tokens, pad if pad is not None else 0)
+        samples = [[example.sample for example in row] for row in rows]
+        # A sample longer than a row has a longer row to itself: if it were cut, its end would never be learnt.
+        longest = max(len(sample) for row in samples for sample in row)
+        batch = collate(samples, max(config.row_tokens, longest), pad if pad is not None else 0)
         if states is not None:
             batch = replace(batch, states=states.rows(samples, batch.input_ids.shape[1]))
-        counts = torch.bincount(batch.sample_index, minlength=len(batch.domains)).tolist()
         chosen = [example for row in rows for example in row]
-        own = [example.weights[:count] for example, count in zip(chosen, counts, strict=True)]
+        own = [example.weights for example in chosen]
         weights = torch.cat([example.scale * each for example, each in zip(chosen, own, strict=True)])
         counted = mean_scale * torch.cat(own)
         if float(counted.sum()) > 0:

@@ -12,7 +12,7 @@ from distillspec.commands import samples as commands
 from distillspec.config import DataConfig
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import PromptSet
-from distillspec.data.signal_check import FAR, strange_signals
+from distillspec.data.signal_check import FAR, check_signals, strange_signals, strange_text
 from distillspec.errors import ConfigError, RunError
 from distillspec.generation import SlotGenerator
 from distillspec.models import LanguageModel
@@ -59,7 +59,26 @@ def test_training_begins_with_sound_signals_alone(
     assert len(commands.prepare_samples(cached, target, folder, 0)) == len(PROMPTS)
     read = commands.read_samples
     monkeypatch.setattr(commands, "read_samples", lambda *args: [spoilt(sample) for sample in read(*args)])
-    with pytest.raises(ConfigError, match=r"data\.cache=.* nats off .* write the text again, without data\.cache"):
+    with pytest.raises(ConfigError, match=r"data\.cache=.* nats off .* write the text again"):
         commands.prepare_samples(cached, target, folder, 0)
     with pytest.raises(RunError, match=r"nats off .* try data\.generator=engine"):
         commands.prepare_samples(config, target, folder, 0)
+
+
+@pytest.mark.parametrize("policy", [SamplingPolicy(), SamplingPolicy(0.8, 0, 0.9, 0.0)])
+def test_the_targets_own_text_passes_and_text_of_another_does_not(
+    target: LanguageModel, policy: SamplingPolicy
+) -> None:
+    asked = [GenerationRequest(Prompt(str(i), tuple(range(20 + i, 30 + i))), 64, seed=i) for i in range(8)]
+    own = [sample for _, sample in SlotGenerator(target).generate(asked, policy, stop_ids=())]
+    assert strange_text(own, target, policy) is None
+    hot = [sample for _, sample in SlotGenerator(target).generate(asked, SamplingPolicy(4.0), stop_ids=())]
+    assert "nats a token off" in str(strange_text(hot, target, SamplingPolicy()))
+    assert strange_text(own[:1], target, policy) is None or len(own[0].response_ids) >= 64, "too little to say anything"
+
+
+def test_recorded_text_of_another_is_refused_by_name(target: LanguageModel) -> None:
+    sound = written(target)
+    check_signals(sound, target, "stop.text=RUN")
+    with pytest.raises(ConfigError, match=r"stop\.text=RUN: .* nats off"):
+        check_signals([spoilt(sample) for sample in sound], target, "stop.text=RUN")

@@ -84,3 +84,18 @@ def test_answers_are_right_by_their_last_number() -> None:
 def test_uneven_is_a_distance() -> None:
     assert uneven(torch.linspace(0.025, 0.975, 20).numpy()) == pytest.approx(0)
     assert uneven(torch.full((10,), 0.5).numpy()) == pytest.approx(0.95)
+
+
+def test_tokens_that_a_filter_rules_out_are_counted_apart(random_model: Callable[..., LanguageModel]) -> None:
+    """An engine's pass rounds otherwise, so a token at the edge may lie outside: −log 0 would be infinite."""
+    target = random_model("llama", torch.float64)
+    narrow = SamplingPolicy(1.0, 1, 1.0, 0.0)
+    with torch.no_grad():
+        best = int(target.logits(torch.tensor([[5, 9, 11]]))[0, -1].argmax())
+    answers = [answer_of([best]), answer_of([(best + 1) % 20])]
+    scores = [likelihood(target, answer, narrow, torch.Generator().manual_seed(0)) for answer in answers]
+    assert [score.ruled_out for score in scores] == [0, 1]
+    found = quality(answers, scores, seed=0)
+    assert found.ruled_out == 0.5
+    assert found.perplexity == pytest.approx(1.0)
+    assert math.isfinite(found.surprise_over_entropy.mean)

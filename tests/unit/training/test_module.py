@@ -82,3 +82,22 @@ def _mean_prediction(draft: LanguageModel, samples: list[Sample], target: Langua
         last = draft.last_states(ids, places, draft.state_input.fuse(fed.float()))  # type: ignore[union-attr]
         found.append(draft.predicted_acceptance(last)[0, len(sample.prompt_ids) - 1 : -1])
     return torch.cat(found).mean()
+
+
+@pytest.mark.parametrize("kind", ["medusa", "confident block"])
+def test_a_loss_of_nan_reaches_every_parameter_that_learns(
+    target: LanguageModel, samples: list[Sample], kind: str
+) -> None:
+    """Of several processes the others wait for each gradient."""
+    draft = state_draft(kind, target)
+    module = DistillModule(draft, LossConfig())
+    loss_of(module, samples, target)[0].backward()
+    learns = {name for name, own in draft.model.named_parameters() if own.grad is not None}
+    draft.model.zero_grad()
+    module.zero_grad()
+    with torch.no_grad():
+        module.head_weight[0, 0] = torch.nan
+    value, _ = loss_of(module, samples, target)
+    assert value.isnan()
+    value.backward()
+    assert {name for name, own in draft.model.named_parameters() if own.grad is not None} >= learns

@@ -93,3 +93,10 @@ def test_evaluations_keep_to_their_share_with_a_place_for_the_last() -> None:
 
 def test_the_rate_leaves_evaluations_out() -> None:
     assert Progress(tokens=300, seconds=40.0, evaluating=10.0).tokens_per_s == 10.0
+
+
+def test_the_warm_up_begins_with_the_first_step() -> None:
+    """An on-policy run writes text first, for a twentieth of its time here."""
+    config = TrainConfig(max_steps=1, schedule="constant", warmup_fraction=0.04)
+    found = [learning_rate_factor(fraction, config, began=0.05) for fraction in (0.05, 0.07, 0.09, 0.5)]
+    assert found == pytest.approx([0.01, 0.5, 1.0, 1.0])

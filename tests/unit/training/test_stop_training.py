@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from distillspec.models.stop_head import StopExamples, StopHead
-from distillspec.training.stop_training import train_stop
+from distillspec.training.stop_training import BATCH, train_stop
 
 
 def test_it_learns_what_its_inputs_show() -> None:
@@ -28,3 +28,11 @@ def test_the_same_seed_trains_the_same() -> None:
         return head(inputs).detach()
 
     assert torch.equal(trained(), trained())
+
+
+def test_a_last_lot_of_one_example_is_left_out() -> None:
+    """The batch normalisation of one row has no variance."""
+    inputs = torch.randn(BATCH + 1, 6)
+    head = StopHead("state", 6, 8, 3)
+    losses = list(train_stop(head, StopExamples(inputs, inputs[:, 0].sigmoid(), inputs[:, 0]), 2, 1e-3, seed=5))
+    assert all(loss > 0 for loss in losses)

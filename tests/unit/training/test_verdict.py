@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from distillspec.config import LossConfig, TrainCommand
+from distillspec.config import LossConfig, SamplingConfig, TrainCommand
+from distillspec.training.learning_curve import alphas_compare
 from distillspec.training.verdict import nothing_learned
 
 LEARNS = 0.2
@@ -36,3 +40,18 @@ def test_the_likely_reason_is_named(
     assert said is not None
     assert said.startswith(f"WARNING: nothing learned: held-out α {alpha:.5f}, untrained {before:.5f}.")
     assert reason in said
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"sampling": SamplingConfig(temperature=0.0)},
+        {"loss": LossConfig(name="fkl", select_fraction=0.4, reference="RUN")},
+    ],
+)
+def test_acceptance_of_other_distributions_is_not_compared(other: dict[str, Any]) -> None:
+    plain = command("fkl")
+    assert alphas_compare(plain)
+    changed = replace(plain, **other)
+    assert not alphas_compare(changed)
+    assert "unlike" not in str(nothing_learned(changed, 0.01, 0.01, {"train/alpha": 0.3}, 1000))

@@ -7,7 +7,7 @@ import pytest
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.control.base import BatchView, Option, RowView
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.reading import PAYS_BACK, far_behind, steps_to_pay, without
+from distillspec.serving.control.reading import PAYS_BACK, far_behind, readable, steps_to_pay, without
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -52,6 +52,20 @@ def test_rows_that_have_been_read_go_on_beside_one_that_is_not_worth_reading() -
     decision = controller.decide(BatchView((*rows(1, MANY, 3), late)))
     assert min(decision.lengths[:3]) > 0
     assert decision.lengths[3] == 0
+
+
+def test_one_answer_that_ends_soon_keeps_no_other_from_drafting() -> None:
+    late = RowView("late", 300, 4, unread_tokens=300, left=8)
+    decision = GoodputController(4, COSTS).decide(BatchView((*rows(300, MANY, 3), late)))
+    assert min(decision.lengths[:3]) > 0
+    assert decision.lengths[3] == 0
+
+
+def test_a_longer_plan_to_learn_costs_from_reads_no_text() -> None:
+    own = [RowView("read", 300, 4, unread_tokens=2), RowView("behind", 300, 4, unread_tokens=200)]
+    assert readable(own, [1, 0]) == [1, 0]
+    assert readable(own, [1, 2]) == [1, 1]
+    assert readable([own[1]._replace(drafted_by_model=False)], [0]) == [1]
 
 
 def test_a_draft_beside_named_nodes_reads_no_text_that_ends_soon() -> None:

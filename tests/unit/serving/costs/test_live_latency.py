@@ -96,3 +96,15 @@ def test_a_draft_of_the_same_size_keeps_what_was_learnt_and_another_is_guessed_b
     assert found["c"].seconds(0, 1) == pytest.approx(2 * COSTS.draft.seconds(0, 1))
     assert found["a"].seconds(0, 1) == pytest.approx(3 * COSTS.draft.seconds(0, 1))
     assert found["b"] == pool.members["b"]
+
+
+def test_a_draft_that_comes_later_than_the_measured_costs_is_no_free_one() -> None:
+    live = LiveLatency(LatencyModel(COSTS.target))
+    assert live.latency.draft is not None
+    first = live.latency.draft.seconds(0, 1)
+    assert first > 5e-4
+    for _ in range(60):
+        observe(live, [2, 2])
+    assert live.latency.draft is not None
+    assert COSTS.draft is not None
+    assert live.latency.draft.seconds(0, 2) == pytest.approx(COSTS.draft.seconds(0, 2), rel=0.2)

@@ -24,6 +24,7 @@ from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.state.pool import Member
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.trainer_states import lift_quarantine
+from distillspec.serving.online.training.patience import enough_answers
 from distillspec.serving.online.training.process import run_trainer
 from distillspec.serving.online.training.trainers import Trainers
 from distillspec.serving.online.training.unlearning import unlearn
@@ -138,6 +139,8 @@ def test_a_specialist_serves_once_it_is_better_and_leaves_when_it_is_rolled_back
     assert (made.name, list(server.engine.drafts)) == ("code-specialist", list(NAMES))
     (candidate,) = run_trainer(eager, lambda: False, once=True)
     assert candidate.member == made.name
+    made.gatekeeper.try_out(candidate.name)
+    assert made.on_trial, "only a promotion ends a trial"
     server.serve_until_judged(candidate.name, Trainers(eager), "code")
     server.serve(1, "code")
     assert server.serving()[made.name] == candidate.served_as
@@ -251,3 +254,14 @@ def test_a_tenant_is_unlearnt_by_specialists_too(
     assert not clone.path.exists()
     assert registry.pool.serving() == list(NAMES)
     assert [registry.of(name).versions()[0].status for name in NAMES] == ["promoted", "promoted"]
+
+
+def test_a_draft_without_a_domain_asks_for_no_text(server: Server, eager: OnlineSettings) -> None:
+    """Else everything would be logged for good: nobody writes text for it."""
+    adaptation = server.adaptation
+    assert adaptation.trainer.wants_text(), "nothing is logged yet"
+    enough = enough_answers(eager.adapt, 0)
+    assert enough is not None
+    server.serve(enough, "code")
+    adaptation.writer.flush()
+    assert not adaptation.trainer.wants_text()

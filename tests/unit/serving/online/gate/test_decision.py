@@ -69,7 +69,7 @@ def test_a_sure_loss_on_a_domain_or_for_a_tenant_is_refused(group: str) -> None:
     verdict = verdict_on(before, after)
     assert verdict is not None
     assert verdict.decision == "refused"
-    assert verdict.reason.endswith("on b" if group == "domain" else "on tenant b")
+    assert verdict.reason.endswith("on b" if group == "domain" else "on a tenant")
     few = verdict_on(before, after[:3])  # three conversations are no evidence of their own
     assert few is not None
     assert few.decision == "promoted"

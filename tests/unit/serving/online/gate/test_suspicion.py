@@ -21,6 +21,7 @@ from distillspec.serving.online.gate.decision import is_worse
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
 from distillspec.serving.online.gate.monitor import CHECK_EVERY, ServedAcceptance
 from distillspec.serving.online.judging.evidence import Evidence
+from distillspec.serving.online.judging.question import SUSPECTED_AFTER, suspicion_question
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -310,3 +311,16 @@ def test_versions_under_a_wandering_acceptance(worse_by: float, runs: int, rolle
         looks = [Evidence(found.pairs[:n], found.costs) for n in range(config.min_requests, config.requests + 1, 4)]
         count += any(is_worse(look, config) for look in looks)
     assert count in rolled_back
+
+
+def test_a_version_that_served_well_for_long_is_asked_about_the_answers_of_now(
+    suspected: Gatekeeper, registry: VersionRegistry, logged: ReplayLog
+) -> None:
+    serving = registry.current()
+    assert serving is not None
+    newest, most = logged.newest_number(), suspected.settings.gate.requests
+    question = suspicion_question(registry)
+    assert question is not None
+    assert question.start == serving.verdict[SUSPECTED_AFTER] == max(0, newest - most)
+    late = replace(question, start=newest - 2, since_s=0.0)
+    assert [entry.number for entry in late.unseen(logged, most)] == [newest - 1, newest]

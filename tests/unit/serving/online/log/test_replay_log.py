@@ -188,3 +188,13 @@ def test_a_log_of_an_earlier_release_is_read_on(replay: ReplayLog, settings: Onl
     assert names(again) == ["a", "b", "c", "c again"]
     assert [entry.conversation for entry in again.entries()] == [1, 2, 3, 3]
     assert len(again.load(again.entries())) == 4
+
+
+def test_a_log_that_was_removed_goes_on_above_what_drafts_have_learnt_from(replay: ReplayLog, answer: Answer) -> None:
+    """Its answers would count as learnt from until as many had come again."""
+    replay.go_on_from(500)
+    replay.append([answer("new")])
+    assert [entry.number for entry in replay.entries()] == [501]
+    replay.go_on_from(7)
+    replay.append([answer("next")])
+    assert replay.newest_number() == 502

@@ -39,3 +39,15 @@ def test_what_is_past_its_retention_goes(settings: OnlineSettings, key: LogKey, 
     now[0] += 86400 + 1
     replay.append([answer("new", time_s=now[0])])
     assert names(replay) == ["new"]
+
+
+def test_it_goes_where_nothing_is_written_any_more_too(settings: OnlineSettings, key: LogKey, answer: Answer) -> None:
+    """Such as in a pause."""
+    now = [1000.0]
+    replay = ReplayLog(settings.layout.replay, key, ReplayConfig(retention_days=1), clock=lambda: now[0])
+    replay.append([answer("old", time_s=1000.0)])
+    replay.expire()
+    assert names(replay) == ["old"]
+    now[0] += 86400 + 1
+    replay.expire()
+    assert names(replay) == []

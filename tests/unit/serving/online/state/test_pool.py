@@ -20,7 +20,7 @@ def empty(settings: OnlineSettings) -> VersionRegistry:
 
 
 def added(registry: VersionRegistry, draft: LanguageModel, target: LanguageModel) -> Version:
-    return registry.add(lambda folder: save_draft(draft, folder, target))
+    return registry.add(lambda folder: save_draft(draft, folder, target), requests=(1, 2))
 
 
 def test_each_draft_has_its_own_line_of_versions(

@@ -192,3 +192,21 @@ def test_clearing_away_keeps_what_may_serve_again(
     assert registry.get(refused[0].name).verdict == {"gain": -1}  # its row stays
     with pytest.raises(ConfigError, match="is not in"):
         registry.get("v1")
+
+
+def test_the_draft_that_was_given_is_kept_and_known_whatever_came_after(
+    registry: VersionRegistry, small_draft: LanguageModel, target: LanguageModel
+) -> None:
+    """A start with the same draft goes on with what it has learnt, and a tenant's deletion can go back to it."""
+    given = registry.current()
+    assert given is not None
+    for _ in range(4):
+        registry.promote(add_changed(registry, small_draft, target, 0.1).name, "better")
+    gone = registry.clear_away(keep=0)
+    assert len(gone) == 2
+    assert given.name not in gone
+    assert registry.problem_of(given) is None
+    lost = registry.get(gone[0])
+    assert not lost.present
+    assert registry.find(lost.weights_hash) == lost, "known by its weights, though its folder is gone"
+    assert [version.name for version in registry.versions("promoted")] == [registry.current().name]  # type: ignore[union-attr]

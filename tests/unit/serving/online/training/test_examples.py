@@ -36,3 +36,12 @@ def test_a_weight_holds_for_batches_of_one_tenant_alone(small_draft: LanguageMod
     assert sorted(normalised) == sorted([round(0.1 / mean, 4)] * 4 + [round(1 / mean, 4)] * 2)
     plain = [training_example_of(answer(f"r{i}", tokens=50), config) for i in range(6)]
     assert all(torch.equal(weights, counted) for _, weights, counted in example_batches(plain, config, small_draft, 0))
+
+
+def test_an_answer_behind_a_long_prompt_is_learnt_whole(small_draft: LanguageModel, answer: Answer) -> None:
+    config = replace(CONFIG, epochs=1, batch_tokens=64, row_tokens=64)
+    long = training_example_of(answer("long", prompt_ids=tuple(range(5, 105)), tokens=40), config)
+    short = training_example_of(answer("short", tokens=20), config)
+    batches = list(example_batches([long, short], config, small_draft, 0))
+    assert sum(len(weights) for _, weights, _ in batches) == 60
+    assert max(batch.input_ids.shape[1] for batch, _, _ in batches) == 140

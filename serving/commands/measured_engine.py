@@ -1,0 +1,51 @@
+"""Checks of commands that measure an engine with settings of a user: before minutes are spent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from distillspec.config.engine import EngineConfig
+from distillspec.errors import ConfigError
+from distillspec.serving.engine import Engine
+from distillspec.types import Prompt
+
+
+def check_no_store(settings: EngineConfig) -> None:
+    """Refuse a folder of kept answers: it is a server's, and measuring forgets answers and adds others.
+
+    Raises:
+        ConfigError: names the folder.
+    """
+    options = settings.proposer_options
+    for own in (options, *[value for value in options.values() if isinstance(value, Mapping)]):
+        if own.get("folder") is not None:
+            raise ConfigError(
+                f"engine.proposer_options.folder={own['folder']} holds the answers of a server, and this command would "
+                "change them; leave it out"
+            )
+
+
+def check_speculates(engine: Engine) -> None:
+    """Refuse an engine that drafts nothing: all sides would be plain decoding.
+
+    Raises:
+        ConfigError: says what is missing.
+    """
+    if engine.proposer is None:
+        raise ConfigError(
+            "nothing drafts here, so there is nothing to compare; give draft.path=RUN or engine.proposer=ngram"
+        )
+
+
+def fitting(prompts: Sequence[Prompt], engine: Engine, key: str) -> list[Prompt]:
+    """Return the prompts that leave an engine room for an answer.
+
+    Raises:
+        ConfigError: none does.
+    """
+    found = [prompt for prompt in prompts if len(prompt.token_ids) < engine.max_model_len]
+    if not found:
+        raise ConfigError(
+            f"{key}: no prompt is shorter than engine.max_model_len={engine.max_model_len}; raise it, or give others"
+        )
+    return found
