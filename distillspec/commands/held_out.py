@@ -30,11 +30,15 @@ def prepare_held_out(
 
     Args:
         trained: keys of prompts to leave out, see `unseen`.
+
+    Raises:
+        ConfigError: answers that were kept are not the target's own: early versions wrote such on CPUs.
     """
     prompts = unseen(folder.read_prompts().held_out, trained)[: config.eval_prompts]
     if len(prompts) < config.eval_prompts:
         print(f"only {len(prompts)} held-out prompts of data.eval_prompts={config.eval_prompts}")
     place = _place(config, policy, target, folder)
+    kept = place.is_dir()
     with progress(f"the target answers {len(prompts)} held-out prompts") as line:
         samples = held_out_samples(
             prompts,
@@ -46,7 +50,7 @@ def prepare_held_out(
             seed=seed,
             on_tokens=TokenMeter(line, len(prompts) * config.max_new_tokens),
         )
-    if strange := strange_text(samples, target, policy):
+    if kept and (strange := strange_text(samples, target, policy)):
         raise ConfigError(f"held-out answers in {place}: {strange}; remove this folder, and they are written again")
     return samples
 

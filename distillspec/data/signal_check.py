@@ -15,7 +15,7 @@ from distillspec.signals import TeacherSignal
 from distillspec.types import Sample, SamplingPolicy
 
 CHECKED = 6  # samples
-READ, FEWEST = 12, 64  # samples whose text is looked at, and the fewest tokens that say anything
+READ, FEWEST = 32, 64  # samples whose text is looked at, and the fewest tokens that say anything
 UNLIKELY = 0.05  # nats a token, beyond four standard errors
 FAR = 0.2  # nats. bfloat16 is .04 off float32. A text that was read at wrong places is .4 off and more
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from distillspec.commands.held_out import prepare_held_out
 from distillspec.config import DataConfig
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import PromptSet
+from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.target_copy import TargetCopy
 from distillspec.types import Prompt, SamplingPolicy
@@ -32,3 +35,18 @@ def test_each_target_has_its_own_answers(target: LanguageModel, tmp_path: Path) 
     assert first != second
     assert (again, later) == (first, second)
     assert len(list((tmp_path / "held_out").iterdir())) == 2
+
+
+def test_kept_answers_of_another_distribution_are_refused(
+    target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, plain = DataFolder(tmp_path), SamplingPolicy()
+    held_out = tuple(Prompt(f"p{i}", (1, 20 + i, 30 + i)) for i in range(8))
+    folder.write_prompts(PromptSet((Prompt("t", (1, 9)),), held_out))
+    settings = DataConfig(max_new_tokens=48)
+    written = prepare_held_out(settings, plain, target, folder, seed=0)
+    assert prepare_held_out(settings, plain, target, folder, seed=0) == written
+    other = [replace(sample, response_ids=tuple(reversed(range(3, 51)))) for sample in written]
+    monkeypatch.setattr("distillspec.commands.held_out.held_out_samples", lambda *args, **named: other)
+    with pytest.raises(ConfigError, match=r"held-out answers in .* nats a token off .*; remove this folder"):
+        prepare_held_out(settings, plain, target, folder, seed=0)
