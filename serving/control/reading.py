@@ -35,7 +35,7 @@ def without(rows: Sequence[RowView], behind: Sequence[RowView]) -> tuple[RowView
 
 
 def readable(rows: Sequence[RowView], lengths: Sequence[int]) -> list[int]:
-    """Return 1 for each row that draws on no long text which its draft has not read, or that drafts anyway. Else 0."""
+    """Return 1 for each row that drafts, or could draft without a long text being read for it, else 0."""
     pairs = zip(rows, lengths, strict=True)
     return [int(length > 0 or not row.drafted_by_model or row.unread_tokens <= ALONG) for row, length in pairs]
 
