@@ -43,11 +43,10 @@ def prepare_samples(
         RunError: new signals are not the target's.
     """
     prompts = folder.read_prompts().train
-    order = {prompt.id: place for place, prompt in enumerate(prompts)}
     writer_hash = draft.identity.weights_hash if draft is not None else target.identity.weights_hash
     key = collection_key(target, config, config.policy, seed, writer_hash)
     if config.cache is not None:
-        samples = read_samples(folder.samples, target.identity, state_bytes)
+        samples = _in_order(read_samples(folder.samples, target.identity, state_bytes), prompts)
         check_signals(samples, target, f"data.cache={config.cache}")
         if not recorded_whole(folder.samples):
             print(f"data.cache={config.cache} is unfinished: these are {len(samples)} of the answers asked for")
@@ -59,12 +58,19 @@ def prepare_samples(
             _score_into(writer, prompts, target, config, seed)
         else:
             _sample_into(writer, prompts, target, draft, config, seed)
-    # Answers lie in the order in which they ended, which an interruption changes. Training is to be the same.
-    samples = read_samples(folder.samples, target.identity, state_bytes)
-    samples.sort(key=lambda sample: order.get(sample.prompt_id, len(order)))
+    samples = _in_order(read_samples(folder.samples, target.identity, state_bytes), prompts)
     if strange := strange_signals(samples, target):
         raise RunError(f"{folder.samples}: {strange}; try data.generator=engine, and report this")
     return samples
+
+
+def _in_order(samples: list[Sample], prompts: Sequence[Prompt]) -> list[Sample]:
+    """Return samples in the order of their prompts.
+
+    They lie in the order in which answers ended, which an interruption changes. Training is to be the same.
+    """
+    order = {prompt.id: place for place, prompt in enumerate(prompts)}
+    return sorted(samples, key=lambda sample: order.get(sample.prompt_id, len(order)))
 
 
 def _sample_into(

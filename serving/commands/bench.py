@@ -61,10 +61,10 @@ def _bench_engine(config: BenchCommand, folder: Path) -> None:
     # Lengths are compared, and not every policy knows sources that name nodes: these are for `engine.proposer` to name.
     engine = Engine(target, draft, config.engine if draft is None else drafting_alone(config.engine))
     try:
+        policies = _policies(config, engine)
         if any(name != "none" for name in config.bench.policies):
             check_speculates(engine)
         prompts = fitting(prompts, engine, "bench.prompts")
-        policies = _policies(config, engine)
         open_run(folder, config)
         sides = {name: _engine_side(engine, controller) for name, controller in policies.items()}
         records = _measure(config, sides, prompts)

@@ -11,7 +11,7 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving import EngineSettings, SamplingParams
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.costs.hardware_profile import Timed
+from distillspec.serving.costs.fitted import Timed
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.scheduler import Limits
