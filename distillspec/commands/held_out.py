@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from distillspec.generation import make_generator
 from distillspec.models import LanguageModel
 from distillspec.progress import TokenMeter, progress
 from distillspec.types import Sample, SamplingPolicy
+
+CHECKED = "checked"  # marks a folder whose answers are the target's: looking takes seconds, in each process of a run
 
 
 def prepare_held_out(
@@ -38,7 +41,8 @@ def prepare_held_out(
     if len(prompts) < config.eval_prompts:
         print(f"only {len(prompts)} held-out prompts of data.eval_prompts={config.eval_prompts}")
     place = _place(config, policy, target, folder)
-    kept = place.is_dir()
+    checked = place / CHECKED
+    kept = place.is_dir() and not checked.is_file()
     with progress(f"the target answers {len(prompts)} held-out prompts") as line:
         samples = held_out_samples(
             prompts,
@@ -52,6 +56,8 @@ def prepare_held_out(
         )
     if kept and (strange := strange_text(samples, target, policy)):
         raise ConfigError(f"held-out answers in {place}: {strange}; remove this folder, and they are written again")
+    with suppress(OSError):  # a folder that is not ours is checked again
+        checked.touch()
     return samples
 
 

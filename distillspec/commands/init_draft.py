@@ -12,8 +12,7 @@ from distillspec.commands.unseen import TRAINED
 from distillspec.commands.untrained import answered_training_prompts, prepare_draft
 from distillspec.config import InitDraftCommand
 from distillspec.data.folder import DataFolder
-from distillspec.data.shards import read_samples
-from distillspec.data.signal_check import check_signals
+from distillspec.data.signal_check import read_checked
 from distillspec.models import LanguageModel, check_draft, load_target, save_draft
 from distillspec.types import Sample
 
@@ -43,7 +42,5 @@ def read_texts(config: InitDraftCommand, target: LanguageModel, own: Path) -> li
     """Return the cache's samples, or the target's answers to a few training prompts."""
     data: DataFolder = prepare_folder(config.data, target, own, config.seed)
     if config.data.cache is not None and data.samples.is_dir():
-        samples = read_samples(data.samples, target.identity)
-        check_signals(samples, target, f"data.cache={config.data.cache}")
-        return samples
+        return read_checked(data.samples, target, f"data.cache={config.data.cache}")
     return answered_training_prompts(config.data, target, data, config.seed)

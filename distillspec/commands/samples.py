@@ -11,7 +11,7 @@ from distillspec.data.collect import collection_key, fixed_samples, sample_respo
 from distillspec.data.folder import DataFolder
 from distillspec.data.scoring import ScoringWriter
 from distillspec.data.shards import ShardWriter, read_samples, recorded_whole
-from distillspec.data.signal_check import check_signals, strange_signals
+from distillspec.data.signal_check import read_checked, strange_signals
 from distillspec.data.writers import share_prompts
 from distillspec.errors import RunError
 from distillspec.models import LanguageModel
@@ -46,8 +46,8 @@ def prepare_samples(
     writer_hash = draft.identity.weights_hash if draft is not None else target.identity.weights_hash
     key = collection_key(target, config, config.policy, seed, writer_hash)
     if config.cache is not None:
-        samples = _in_order(read_samples(folder.samples, target.identity, state_bytes), prompts)
-        check_signals(samples, target, f"data.cache={config.cache}")
+        recorded = read_checked(folder.samples, target, f"data.cache={config.cache}", state_bytes)
+        samples = _in_order(recorded, prompts)
         if not recorded_whole(folder.samples):
             print(f"data.cache={config.cache} is unfinished: these are {len(samples)} of the answers asked for")
         # With data.signal=none the live target judges, whatever the cache has recorded.

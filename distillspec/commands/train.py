@@ -34,8 +34,7 @@ from distillspec.config import TrainCommand
 from distillspec.data.collect import with_writer_logprobs
 from distillspec.data.folder import DataFolder
 from distillspec.data.on_policy import fresh_samples, recorded_answers
-from distillspec.data.shards import read_samples
-from distillspec.data.signal_check import check_signals
+from distillspec.data.signal_check import read_checked
 from distillspec.evaluation import TargetStates, cut_share
 from distillspec.files import read_object, write_json
 from distillspec.losses import LossMix
@@ -279,7 +278,5 @@ def _target_texts(config: TrainCommand, target: LanguageModel, data: DataFolder,
     if config.data.source == "teacher" or (samples and all(sample.signal is not None for sample in samples)):
         return samples
     if config.data.cache is not None and config.data.source != "fixed":
-        recorded = read_samples(data.samples, target.identity)
-        check_signals(recorded, target, f"data.cache={config.data.cache}")
-        return recorded
+        return read_checked(data.samples, target, f"data.cache={config.data.cache}")
     return samples + answered_training_prompts(config.data, target, data, config.seed)

@@ -12,8 +12,7 @@ from distillspec.commands.own_runs import find_runs
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import TrainStopCommand
 from distillspec.data.folder import find_data_folder
-from distillspec.data.shards import read_samples
-from distillspec.data.signal_check import check_signals
+from distillspec.data.signal_check import read_checked
 from distillspec.errors import ConfigError
 from distillspec.evaluation import TargetStates
 from distillspec.evaluation.acceptance import deployed
@@ -69,9 +68,8 @@ def _answers(config: TrainStopCommand, target: LanguageModel, path: Path) -> lis
     if named is None and not runs:
         raise ConfigError(f"{path} has no training run beside it; name a run with text: stop.text=RUN")
     data = runs[0].data if named is None else find_data_folder(named, "stop.text")
-    samples = read_samples(data.samples, target.identity)
+    samples = read_checked(data.samples, target, f"stop.text={data.root}")
     answers = [sample for sample in samples if sample.source == "teacher" and sample.response_ids]
-    check_signals(answers, target, f"stop.text={data.root}")
     if len(answers) < 2:
         raise ConfigError(f"{data.root} has {len(answers)} answers of the target; name another run: stop.text=RUN")
     return answers[: config.stop.answers]

@@ -11,8 +11,7 @@ from distillspec.config import DataConfig
 from distillspec.data.collect import fixed_samples, score, signal_request
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import stable_seed
-from distillspec.data.shards import read_samples
-from distillspec.data.signal_check import check_signals
+from distillspec.data.signal_check import read_checked
 from distillspec.data.writers import share_prompts
 from distillspec.models import LanguageModel
 from distillspec.types import GenerationRequest, Generator, Prompt, Sample
@@ -65,9 +64,8 @@ def recorded_answers(config: DataConfig, target: LanguageModel, folder: DataFold
     mixes = config.source == "mixed" and config.mixed_by == "sequence" and config.mixed_with == "teacher"
     if not mixes or config.cache is None or not folder.samples.is_dir():
         return []
-    samples = [sample for sample in read_samples(folder.samples, target.identity) if sample.source == "teacher"]
-    check_signals(samples, target, f"data.cache={config.cache}")
-    return samples
+    samples = read_checked(folder.samples, target, f"data.cache={config.cache}")
+    return [sample for sample in samples if sample.source == "teacher"]
 
 
 def _answer(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from distillspec.data.collect import SCORED_ROWS, response_logits
+from distillspec.data.shards import read_samples
 from distillspec.errors import ConfigError
 from distillspec.models.language_model import LanguageModel
 from distillspec.sampling import policy_probs
@@ -35,17 +37,19 @@ def strange_signals(samples: Sequence[Sample], target: LanguageModel) -> str | N
     return f"recorded log-probabilities are {off:.2f} nats off what {target.name} says of the same text"
 
 
-def check_signals(samples: Sequence[Sample], target: LanguageModel, place: str) -> None:
-    """Refuse recorded text whose signals are not the target's: early versions wrote such on CPUs.
+def read_checked(folder: Path, target: LanguageModel, place: str, state_bytes: float = 0) -> list[Sample]:
+    """Return the samples of a folder that a setting names. See `read_samples`.
 
     Args:
-        place: where it is recorded, in words.
+        place: the setting, for the message.
 
     Raises:
-        ConfigError: names the place.
+        ConfigError: as `read_samples`, or signals are not the target's: early versions wrote such on CPUs.
     """
+    samples = read_samples(folder, target.identity, state_bytes)
     if strange := strange_signals(samples, target):
         raise ConfigError(f"{place}: {strange}; write the text again, and name no run with this one")
+    return samples
 
 
 @torch.no_grad()

@@ -83,8 +83,7 @@ def example_batches(
         if states is not None:
             batch = replace(batch, states=states.rows(samples, batch.input_ids.shape[1]))
         chosen = [example for row in rows for example in row]
-        own = [example.weights for example in chosen]
-        weights = torch.cat([example.scale * each for example, each in zip(chosen, own, strict=True)])
-        counted = mean_scale * torch.cat(own)
+        weights = torch.cat([example.scale * example.weights for example in chosen])
+        counted = mean_scale * torch.cat([example.weights for example in chosen])
         if float(counted.sum()) > 0:
             yield ExampleBatch(batch.to(draft.device), weights.to(draft.device), counted.to(draft.device))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from distillspec.commands.held_out import prepare_held_out
+from distillspec.commands.held_out import CHECKED, prepare_held_out
 from distillspec.config import DataConfig
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import PromptSet
@@ -46,6 +46,8 @@ def test_kept_answers_of_another_distribution_are_refused(
     settings = DataConfig(max_new_tokens=48)
     written = prepare_held_out(settings, plain, target, folder, seed=0)
     assert prepare_held_out(settings, plain, target, folder, seed=0) == written
+    (place,) = (tmp_path / "held_out").iterdir()
+    (place / CHECKED).unlink()  # as an early version left it
     other = [replace(sample, response_ids=tuple(reversed(range(3, 51)))) for sample in written]
     monkeypatch.setattr("distillspec.commands.held_out.held_out_samples", lambda *args, **named: other)
     with pytest.raises(ConfigError, match=r"held-out answers in .* nats a token off .*; remove this folder"):

@@ -10,9 +10,10 @@ import torch
 
 from distillspec.commands import samples as commands
 from distillspec.config import DataConfig
+from distillspec.data import signal_check
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import PromptSet
-from distillspec.data.signal_check import FAR, check_signals, strange_signals, strange_text
+from distillspec.data.signal_check import FAR, strange_signals, strange_text
 from distillspec.errors import ConfigError, RunError
 from distillspec.generation import SlotGenerator
 from distillspec.models import LanguageModel
@@ -58,7 +59,8 @@ def test_training_begins_with_sound_signals_alone(
     assert len(commands.prepare_samples(config, target, folder, 0)) == len(PROMPTS)
     assert len(commands.prepare_samples(cached, target, folder, 0)) == len(PROMPTS)
     read = commands.read_samples
-    monkeypatch.setattr(commands, "read_samples", lambda *args: [spoilt(sample) for sample in read(*args)])
+    for place in (commands, signal_check):
+        monkeypatch.setattr(place, "read_samples", lambda *args: [spoilt(sample) for sample in read(*args)])
     with pytest.raises(ConfigError, match=r"data\.cache=.* nats off .* write the text again"):
         commands.prepare_samples(cached, target, folder, 0)
     with pytest.raises(RunError, match=r"nats off .* try data\.generator=engine"):
@@ -77,8 +79,12 @@ def test_the_targets_own_text_passes_and_text_of_another_does_not(
     assert strange_text(own[:1], target, policy) is None or len(own[0].response_ids) >= 64, "too little to say anything"
 
 
-def test_recorded_text_of_another_is_refused_by_name(target: LanguageModel) -> None:
+def test_recorded_text_of_another_is_refused_by_name(
+    target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sound = written(target)
-    check_signals(sound, target, "stop.text=RUN")
+    monkeypatch.setattr(signal_check, "read_samples", lambda *args: sound)
+    assert signal_check.read_checked(tmp_path, target, "stop.text=RUN") == sound
+    monkeypatch.setattr(signal_check, "read_samples", lambda *args: [spoilt(sample) for sample in sound])
     with pytest.raises(ConfigError, match=r"stop\.text=RUN: .* nats off"):
-        check_signals([spoilt(sample) for sample in sound], target, "stop.text=RUN")
+        signal_check.read_checked(tmp_path, target, "stop.text=RUN")
