@@ -128,6 +128,29 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) 
     write_text(path, text.getvalue())
 
 
+def write_png(path: Path, figure: Any) -> None:
+    """Write a matplotlib figure."""
+    write_atomic(path, lambda temporary: figure.savefig(temporary, format="png"))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file of one JSON object a line, none if there is no file.
+
+    Lines that cannot be read are left out: a run that is going on or was killed may end in half a line.
+    """
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file that we wrote, empty if there is no file."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

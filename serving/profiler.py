@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median
 
-import numpy
 import torch
 
+from distillspec.evaluation.bootstrap import median_interval
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request
 from distillspec.serving.costs.fitted import Timed, fit
@@ -147,10 +147,8 @@ def _draft_loops(passes: TimedPasses, grid: Grid, draft: Prospect) -> list[Work]
 
 def paired_ratio(times: Sequence[float], plain: Sequence[float]) -> tuple[float, float, float]:
     """Return the median over rounds of `times / plain`, and its 95 % bootstrap interval."""
-    ratios = numpy.array(times) / numpy.array(plain)
-    drawn = numpy.random.default_rng(0).choice(ratios, (RESAMPLES, len(ratios)))
-    low, high = numpy.quantile(numpy.median(drawn, axis=1), (0.025, 0.975))
-    return float(numpy.median(ratios)), float(low), float(high)
+    found = median_interval([taken / own for taken, own in zip(times, plain, strict=True)], RESAMPLES, 0)
+    return found.mean, found.low, found.high
 
 
 def _hold_out(points: Sequence[Timed], share: float, generator: torch.Generator) -> list[Timed]:

@@ -34,6 +34,19 @@ def check_plan(mix: LossMix, data: DataConfig) -> None:
         )
 
 
+def check_confidence(mix: LossMix, draft: DraftConfig) -> None:
+    """Refuse a confidence head that nothing would teach.
+
+    Raises:
+        ConfigError: it learns how much the target accepts, and the loss reads no distribution of the target.
+    """
+    if draft.confidence and not mix.needs_teacher:
+        raise ConfigError(
+            f"draft.confidence=true learns from the target's probabilities, and loss {' and '.join(mix.names)} reads "
+            "none; leave it out, or use another loss"
+        )
+
+
 def check_writer(draft: DraftConfig, data: DataConfig) -> None:
     """Refuse text of a draft that cannot write alone.
 

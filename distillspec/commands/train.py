@@ -20,6 +20,7 @@ from distillspec.commands.recorded_states import recording
 from distillspec.commands.run_folder import close_run, open_run, plain
 from distillspec.commands.samples import prepare_samples
 from distillspec.commands.suitability import (
+    check_confidence,
     check_plan,
     check_reference,
     check_samples,
@@ -76,6 +77,7 @@ def run(config: TrainCommand, folder: Path) -> None:
     check_launcher(config.launcher, config.target.device)
     mix = LossMix.parse(config.loss.terms)  # before the weights load: a mistake in the mix fails at once
     check_plan(mix, config.data)
+    check_confidence(mix, config.draft)
     check_writer(config.draft, config.data)
     torch.manual_seed(config.seed)
     config = with_settled_dtype(config, folder)

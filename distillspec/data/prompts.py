@@ -176,11 +176,6 @@ def stable_seed(*parts: object) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def texts(prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return prompts decoded to text, without special tokens."""
-    return [tokenizer.decode(list(p.token_ids), skip_special_tokens=True) for p in prompts]
-
-
 def make_prompt(row: dict[str, Any], number: int, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt:
     content, given = row[config.prompt_field], row.get("id")
     where = f"data.prompt_field={config.prompt_field}: row {number}"

@@ -7,23 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from distillspec.evaluation.acceptance import EvaluationResult
-from distillspec.files import write_atomic
+from distillspec.files import write_png
 
 
 def plot_comparison(results: Sequence[EvaluationResult], path: Path) -> None:
     """Write a PNG: α, τ by γ and predicted speed-up by γ (solid: batch 1, dashed: others), all with intervals."""
     # Imported here: it takes a second, and only this function draws. No global backend is touched.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 4.5), dpi=110, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
     alpha, tau, speedup = figure.subplots(1, 3)
     names = short_names(results)
     _draw_alpha(alpha, results, names)
     _draw_tau(tau, results, names)
     _draw_speedup(speedup, results)
-    write_atomic(path, lambda temporary: canvas.print_png(str(temporary)))
+    write_png(path, figure)
 
 
 def _draw_alpha(axes: Any, results: Sequence[EvaluationResult], names: Sequence[str]) -> None:

@@ -74,11 +74,6 @@ class TargetStates:
             self._known.setdefault(text, hidden[0, len(sample.prompt_ids) - 1 :].clone())
         return self._features[text, ids]
 
-    @property
-    def count(self) -> int:
-        """Number of samples whose states are kept."""
-        return len(self._known)
-
     def forget(self) -> None:
         """Drop all states. Files that `save` wrote stay."""
         self._known.clear()

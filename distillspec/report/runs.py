@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distillspec.errors import ConfigError
+from distillspec.files import read_lines
 
 Json = dict[str, Any]
 
@@ -109,7 +110,7 @@ def _read(folder: Path, name: str) -> Run:
         name,
         command,
         summary,
-        _metrics(folder / "metrics.jsonl"),
+        tuple(read_lines(folder / "metrics.jsonl")),
         config.read_text(encoding="utf-8", errors="replace") if config.is_file() else "",
         _json(folder, "provenance.json") or {},
     )
@@ -142,18 +143,3 @@ def _json(folder: Path, name: str) -> Json | None:
     if not isinstance(content, dict):
         raise ConfigError(f"{folder}/{name} is not a JSON object")
     return content
-
-
-def _metrics(file: Path) -> tuple[Json, ...]:
-    """Return the readable lines. A run that is going on or was killed may end in half a line."""
-    if not file.is_file():
-        return ()
-    rows = []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return tuple(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy
 
 from distillspec.config import TrainCommand
+from distillspec.files import read_lines
 from distillspec.types import SamplingPolicy
 
 PLAIN = SamplingPolicy()  # temperature 1, without filters
@@ -46,8 +46,7 @@ class LearningCurve:
         Args:
             text_tokens: response tokens of the training text.
         """
-        path = run / "metrics.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        rows = read_lines(run / "metrics.jsonl")
         held_out = [(row["tokens"], row["eval/alpha"]) for row in rows if "eval/alpha" in row]
         if not text_tokens or len(held_out) < 2:
             return None

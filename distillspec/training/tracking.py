@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.tracking import filter_trackers
 
 from distillspec.config import TrackerConfig
-from distillspec.files import clear_disk_errors, write_text
+from distillspec.files import clear_disk_errors, read_lines, write_text
 
 
 class MetricsLog:
@@ -92,9 +92,7 @@ class Tracker:
 
 def last_values(run: Path) -> dict[str, float]:
     """Return the newest `train/…` values of a run's `metrics.jsonl`, empty before its first step."""
-    path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.is_file() else []
-    steps = (json.loads(line) for line in reversed(lines))
+    steps = reversed(read_lines(run / "metrics.jsonl"))
     newest: dict[str, float] = next((values for values in steps if "train/lr" in values), {})
     return {name: value for name, value in newest.items() if name.startswith("train/")}
 

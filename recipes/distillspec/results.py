@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from distillspec.files import write_json, write_text
+from distillspec.files import write_json, write_png, write_text
 from distillspec.provenance import provenance
 from distillspec.recipes.distillspec.grid import LOSSES, SOURCES, Study, summary_of
 
@@ -67,7 +67,7 @@ def _cell(cell: dict[str, Any] | None) -> str:
 
 
 def _heat_maps(results: dict[str, Any], path: Path) -> None:
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
     for axis, key, title in zip(
         figure.subplots(1, 2), ("alpha", "tau"), ("acceptance rate α", f"block efficiency τ({GAMMA})"), strict=True
     ):
@@ -84,4 +84,4 @@ def _heat_maps(results: dict[str, Any], path: Path) -> None:
                 if value == value:
                     axis.text(column, row, f"{value:.2f}", ha="center", va="center", color="white")
         figure.colorbar(image, ax=axis)
-    figure.savefig(path, dpi=120)
+    write_png(path, figure)

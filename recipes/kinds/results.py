@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from distillspec.files import write_json, write_text
+from distillspec.files import write_json, write_png, write_text
 from distillspec.provenance import provenance
 from distillspec.recipes.kinds.elsewhere import cells
 from distillspec.recipes.kinds.study import Study
@@ -125,7 +125,7 @@ def interval_cell(value: dict[str, float] | None) -> str:
 
 def _picture(kinds: dict[str, dict[str, Any]], path: Path) -> None:
     """Draw tokens a step against what their drafting costs, a line a kind, a point a length."""
-    figure = Figure(figsize=(7, 5), layout="constrained")
+    figure = Figure(figsize=(7, 5), dpi=120, layout="constrained")
     axis = figure.subplots()
     for kind, each in kinds.items():
         batch = min(each["c"], key=int)
@@ -136,4 +136,4 @@ def _picture(kinds: dict[str, dict[str, Any]], path: Path) -> None:
     axis.set_ylabel("τ, tokens a step")
     axis.grid(alpha=0.3)
     axis.legend()
-    figure.savefig(path, dpi=120)
+    write_png(path, figure)

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from distillspec.files import write_png
 from distillspec.recipes.osd.goals import alpha
 from distillspec.recipes.osd.held_out import alpha_of
 from distillspec.recipes.osd.study import Study
@@ -17,7 +18,7 @@ WINDOW = 24  # requests of a moving average
 
 def plot_acceptance(arms: dict[str, Any], study: Study, path: Path) -> None:
     """Plot α over requests, each measured before the arm learnt from it. Ticks below are updates."""
-    figure = Figure(figsize=(10, 5), layout="constrained")
+    figure = Figure(figsize=(10, 5), dpi=120, layout="constrained")
     axis, ticks = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
     for place, (name, arm) in enumerate(arms.items()):
         (line,) = axis.plot(_moving(arm["requests"]), label=name, linewidth=1.2)
@@ -33,12 +34,12 @@ def plot_acceptance(arms: dict[str, Any], study: Study, path: Path) -> None:
     ticks.set_yticks([])
     ticks.set_ylabel("updates")
     ticks.set_xlabel("requests")
-    figure.savefig(path, dpi=120)
+    write_png(path, figure)
 
 
 def plot_offline(arms: dict[str, Any], offline: dict[str, Any], study: Study, path: Path) -> None:
     """Plot α on held-out answers at each segment's end, beside drafts distilled offline on a share of it."""
-    figure = Figure(figsize=(2.4 * len(study.segments), 3.2), layout="constrained")
+    figure = Figure(figsize=(2.4 * len(study.segments), 3.2), dpi=120, layout="constrained")
     axes = figure.subplots(1, len(study.segments), sharey=True, squeeze=False)[0]
     for place, (axis, segment) in enumerate(zip(axes, study.segments, strict=True)):
         shares = [f for f in study.fractions if f"{place}/{f:g}" in offline]
@@ -51,7 +52,7 @@ def plot_offline(arms: dict[str, Any], offline: dict[str, Any], study: Study, pa
         axis.set_xlabel("% of the segment")
     axes[0].set_ylabel("α on held-out answers")
     axes[-1].legend(fontsize="x-small")
-    figure.savefig(path, dpi=120)
+    write_png(path, figure)
 
 
 def _moving(rows: Sequence[dict[str, Any]]) -> list[float]:

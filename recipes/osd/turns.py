@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from matplotlib.figure import Figure
 
 from distillspec.errors import RunError
 from distillspec.evaluation.bootstrap import interval
+from distillspec.files import read_lines, write_png
 from distillspec.recipes.osd.goals import SAMPLES
 from distillspec.recipes.osd.side import Side, Turn
 
@@ -89,7 +89,7 @@ def table(found: dict[str, Any]) -> str:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """Plot the time per output token over the turns, a line a side."""
-    figure = Figure(figsize=(8, 4), layout="constrained")
+    figure = Figure(figsize=(8, 4), dpi=120, layout="constrained")
     axis = figure.subplots()
     for name, turns in found["turns"].items():
         axis.plot(range(1, len(turns) + 1), [turn["ms_per_token"] for turn in turns], "o-", label=name)
@@ -102,7 +102,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
     axis.set_ylabel("ms per output token, median")
     axis.set_ylim(bottom=0)
     axis.legend()
-    figure.savefig(path, dpi=120)
+    write_png(path, figure)
 
 
 def _times(turn: Turn) -> dict[str, float]:
@@ -143,9 +143,7 @@ def _cpu(turns: Sequence[Turn]) -> dict[str, float]:
 def _events(side: Side, shifted_from: int) -> Iterator[dict[str, Any]]:
     """Yield what online adaptation did, each with its turn and seconds of the side's own time since the shift."""
     assert side.folder is not None
-    file = side.folder / "metrics.jsonl"
-    for line in file.read_text().splitlines() if file.is_file() else ():
-        event = json.loads(line)
+    for event in read_lines(side.folder / "metrics.jsonl"):
         if event["event"] not in EVENTS:
             continue
         turn = sum(one.began_s <= event["time_s"] for one in side.turns) - 1

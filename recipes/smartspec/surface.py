@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy
 
-from distillspec.files import write_atomic, write_csv
+from distillspec.files import write_csv, write_png
 from distillspec.recipes.smartspec.claims import Claim
 from distillspec.serving.control.allocation import Batch, every_length
 from distillspec.serving.simulation import load_hardware
@@ -57,11 +57,9 @@ def write_surface(folder: Path) -> list[Claim]:
 
 
 def _draw(found: dict[float, numpy.ndarray], path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.2), dpi=70, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
     for axes, (alpha, goodput) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
         image = axes.imshow(goodput / goodput[:, :1], aspect="auto", cmap="RdYlGn", vmin=0.4, vmax=1.6, origin="lower")
         axes.plot(goodput.argmax(1), range(len(BATCHES)), "k.-")
@@ -69,4 +67,4 @@ def _draw(found: dict[float, numpy.ndarray], path: Path) -> None:
         axes.set_yticks(range(len(BATCHES)), [str(batch) for batch in BATCHES])
     figure.supylabel("batch")
     figure.colorbar(image, ax=figure.axes, label="goodput over k = 0")
-    write_atomic(path, lambda temporary: canvas.print_png(str(temporary)))
+    write_png(path, figure)

@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from distillspec.files import write_json, write_text
+from distillspec.files import write_json, write_png, write_text
 from distillspec.provenance import provenance
 from distillspec.recipes.spin.live import NONE, ratios
 from distillspec.recipes.spin.simulated import tables
@@ -63,7 +63,7 @@ def _shown(found: tuple[float, float, float]) -> str:
 
 
 def _picture(live: Mapping[str, Any], drafts: Sequence[str], path: Path) -> None:
-    figure = Figure(figsize=(8, 4), layout="constrained")
+    figure = Figure(figsize=(8, 4), dpi=120, layout="constrained")
     axes = figure.subplots(1, len(live), squeeze=False)[0]
     for axis, (batch, found) in zip(axes, live.items(), strict=True):
         rates, best = found["tokens_per_s"], best_draft(found, drafts)
@@ -74,4 +74,4 @@ def _picture(live: Mapping[str, Any], drafts: Sequence[str], path: Path) -> None
         axis.set_yticks(range(len(names)), names)
         axis.axvline(1.0, color="grey", linewidth=1)
         axis.set_xlabel(f"tokens/s over those of {best}, batch {batch}")
-    figure.savefig(path, dpi=120)
+    write_png(path, figure)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 from matplotlib.figure import Figure
 
-from distillspec.files import write_json, write_text
+from distillspec.files import write_json, write_png, write_text
 from distillspec.provenance import provenance
 from distillspec.recipes.kinds.results import interval_cell, summary_of
 from distillspec.recipes.trees.study import CELLS, Study
@@ -64,9 +64,9 @@ def _row(name: str, verification: str, own: dict[str, Any]) -> list[str]:
 def _picture(found: dict[str, dict[str, Any]], path: Path) -> None:
     """Draw the tokens a step of each run, a bar for each verification."""
     bars = [(f"{name}\n{verification}", own) for name, both in found.items() for verification, own in both.items()]
-    figure = Figure(figsize=(1 + 0.9 * len(bars), 4.5), layout="constrained")
+    figure = Figure(figsize=(1 + 0.9 * len(bars), 4.5), dpi=120, layout="constrained")
     axis = figure.subplots()
     axis.bar([label for label, _ in bars], [own["tokens_per_step"] for _, own in bars])
     axis.tick_params("x", rotation=60, labelsize=8)
     axis.set_ylabel("tokens a step")
-    figure.savefig(path, dpi=120)
+    write_png(path, figure)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from distillspec.serving.base.shape import TreeShape
 
-FEW_ROWS = 2  # rows beside which it costs little to name nodes that are not drafted
+FEW_ROWS = 2  # of which a source's gain and cost are told apart from those of more
 
 
 class LikelyNodes(NamedTuple):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy
-
+from distillspec.evaluation.bootstrap import interval
 from distillspec.serving.bench.records import LoadRecord
 from distillspec.types import Interval
 
-RESAMPLES, QUANTILES = 2000, (0.025, 0.975)
+RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,5 @@ def speed_ratio(records: Mapping[str, list[LoadRecord]], of: str, against: str, 
     ]
     if not pairs:
         raise ValueError(f"{of} and {against} answered no request in common")
-    latencies = numpy.array(pairs)
-    counts = numpy.random.default_rng(seed).multinomial(len(pairs), numpy.full(len(pairs), 1 / len(pairs)), RESAMPLES)
-    sums = counts @ latencies
-    low, high = numpy.quantile(sums[:, 0] / sums[:, 1], QUANTILES)
-    total = latencies.sum(0)
-    return Ratio(of, against, Interval(float(total[0] / total[1]), float(low), float(high)))
+    theirs_s, own_s = zip(*pairs, strict=True)
+    return Ratio(of, against, interval(theirs_s, own_s, RESAMPLES, seed))

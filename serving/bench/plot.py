@@ -9,6 +9,7 @@ import numpy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from distillspec.files import write_png
 from distillspec.serving.bench.records import LoadRecord
 from distillspec.serving.bench.summary import LoadSummary
 
@@ -25,7 +26,7 @@ def plot_load(
         longest: by side, the run whose lengths are plotted. Without step records (servers), acceptance is plotted.
         path: of the file.
     """
-    figure = Figure(figsize=(12, 7), layout="constrained")
+    figure = Figure(figsize=(12, 7), dpi=100, layout="constrained")
     axes = figure.subplots(2, 3)
     panels = (
         ("mean latency, s", lambda s: s.latency_s.mean),
@@ -43,7 +44,7 @@ def plot_load(
     else:
         _acceptance(axes.flat[5], summaries)
     axes.flat[0].legend()
-    figure.savefig(path, dpi=100)
+    write_png(path, figure)
 
 
 def _acceptance(axis: Axes, summaries: Mapping[str, Mapping[float, LoadSummary]]) -> None:

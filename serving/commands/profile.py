@@ -12,7 +12,7 @@ from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import ProfileCommand
 from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError
-from distillspec.files import write_atomic
+from distillspec.files import write_png
 from distillspec.models import load_target
 from distillspec.progress import progress
 from distillspec.serving.costs.fitted import Fitted
@@ -69,15 +69,13 @@ def run(config: ProfileCommand, folder: Path) -> None:
 def plot(profile: Profile, path: Path) -> None:
     """Write a PNG of measured against predicted milliseconds of every point, held-out ones filled."""
     # Imported here: it takes a second. No global backend is touched.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     parts = _parts(profile)
     figure = Figure(figsize=(5 * len(parts), 4.5), dpi=110, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
     for axes, (name, fitted) in zip(figure.subplots(1, len(parts)), parts.items(), strict=True):
         _draw(axes, name, fitted)
-    write_atomic(path, lambda temporary: canvas.print_png(str(temporary)))
+    write_png(path, figure)
 
 
 def _draw(axes: Any, name: str, fitted: Fitted) -> None:

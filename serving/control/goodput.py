@@ -173,7 +173,7 @@ class GoodputController:
         """
         self._held.observe(result, self._steps)
         self._steps += 1
-        self._priced.step()
+        self._priced.step(len(result.view.rows))
         self._count(result)
         self._waiting.append(result)
         if self._held.decision(self._steps) is None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from distillspec.serving.base.acceptance import RowResult, ranked_of_source
-from distillspec.serving.base.backoff import Backoff
 from distillspec.serving.base.likely import FEW_ROWS
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation
@@ -15,6 +14,7 @@ from distillspec.serving.control.base import BatchView, RowView, StepResult, is_
 from distillspec.serving.control.candidates import Candidates
 from distillspec.serving.control.decision import Decision, Mode, catch_up_s
 from distillspec.serving.control.held_plan import HELD
+from distillspec.serving.control.named_rest import NamedRest
 from distillspec.serving.control.offers import NO_TREE, PricedPlan
 from distillspec.serving.control.priced import PriceList
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
@@ -23,11 +23,6 @@ from distillspec.serving.costs.latency import LatencyModel
 # What is never tried is not known: after so many price lists rows take the second best of their sources for a step.
 SECOND_EVERY = 8
 USUAL = 0.05  # weight of a step in the running mean of what plans promise
-# Naming nodes and planning with them take a share of a step of many rows: a running mean of what was measured, and at
-# least `PAYS`. Sources that bring less rest for some steps, then for twice as many. Their gain is a running mean, too,
-# from twice that share on.
-PAYS, SHARE, GAIN = 0.02, 0.05, 0.02
-REST, MOST_REST = 64, 1024
 
 
 class Known(NamedTuple):
@@ -56,17 +51,16 @@ class PricedSteps:
         # Goodput of priced plans over that of plain steps. Plans differ from step to step, so speculation is judged by
         # the running mean. It is a ratio, which says something of other numbers of rows too. 0: nothing was planned.
         self._usual = 0.0
-        self._share: float | None = None  # of a step, for naming nodes and planning
-        self._gain: float | None = None  # of goodput, by the sources that name their nodes
-        self._rest = Backoff(REST, MOST_REST)
+        # A token costs more beside many rows, and a plan takes less of a step.
+        self._rest_of_few, self._rest_of_many = NamedRest(), NamedRest()
 
-    def step(self) -> None:
-        """Count a step."""
-        self._rest.step()
+    def step(self, rows: int) -> None:
+        """Count a step of so many rows."""
+        self._rest(rows).step()
 
     def awake(self, view: BatchView) -> BatchView:
-        """Return the view, without the sources that name their nodes while they rest. Beside few rows none does."""
-        if not self._rest.waits or not _costs_time(view.rows):
+        """Return the view, without the sources that name their nodes while they rest."""
+        if not self._rest(len(view.rows)).rests:
             return view
         return replace(view, rows=tuple(map(without_named, view.rows)))
 
@@ -77,8 +71,9 @@ class PricedSteps:
 
     def drop(self) -> None:
         """Forget the list, and end a rest: the draft, or the costs, are others."""
-        self._list, self._usual, self._gain = None, 0.0, None
-        self._rest = Backoff(REST, MOST_REST)
+        self._list, self._usual = None, 0.0
+        self._rest_of_few.drop()
+        self._rest_of_many.drop()
 
     def decide(self, view: BatchView, known: Known) -> Decision:
         """Decide with a new list."""
@@ -102,28 +97,20 @@ class PricedSteps:
 
         Those of a plain step are without planning: where sources rest, one plan holds for many steps.
         """
-        seconds = result.total_s - result.readings_s
-        if not _costs_time(result.view.rows):
+        rows, seconds = result.view.rows, result.total_s - result.readings_s
+        if not any(map(names_nodes, rows)):
             return seconds
-        if _costs_time(why.rows) and seconds > 0 and not result.prefill_tokens:  # none is drafted from at rest
-            share = result.planning_s / seconds
-            if self._share is None:
-                self._share, self._gain = share, None
-            self._share += SHARE * (share - self._share)
+        if any(map(names_nodes, why.rows)) and seconds > 0 and not result.prefill_tokens:  # at rest none does
+            self._rest(len(rows)).took(result.planning_s / seconds)
         return seconds if speculated else seconds - result.planning_s
+
+    def _rest(self, rows: int) -> NamedRest:
+        return self._rest_of_few if rows <= FEW_ROWS else self._rest_of_many
 
     def _weigh(self, rows: Sequence[RowView], gain: float) -> None:
         """Let the sources that name their nodes rest, if they have brought less than they cost."""
-        if not _costs_time(rows):
-            return
-        least = max(PAYS, self._share or 0.0)
-        before = 2 * least if self._gain is None else self._gain
-        self._gain = before + GAIN * (gain - before)
-        if self._gain >= least:
-            self._rest.succeeded()
-            return
-        self._rest.failed()
-        self.used, self._gain = False, None
+        if any(map(names_nodes, rows)) and not self._rest(len(rows)).weigh(gain):
+            self.used = False
 
     def _decided(self, view: BatchView, known: Known, prices: PriceList, *, second: bool = False) -> Decision:
         found, plain = prices.plan(view.rows, second=second), prices.plain(view.rows)
@@ -164,11 +151,6 @@ def _mode(view: BatchView, found: PricedPlan, plain: Allocation, known: Known) -
         return "measuring plain" if policy.plain_is_due else "speculating"
     reading_s = catch_up_s(known.latency, [each.row for each in found.chosen], best.lengths.tolist())
     return "trial" if policy.trial_is_due and policy.affords(best, plain, reading_s) else "not worth it"
-
-
-def _costs_time(rows: Sequence[RowView]) -> bool:
-    """Return True for rows whose sources take time to name their nodes. Beside few rows they take next to none."""
-    return len(rows) > FEW_ROWS and any(map(names_nodes, rows))
 
 
 def names_nodes(row: RowView) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy
 from rich.table import Table
 
-from distillspec.files import write_atomic, write_csv
+from distillspec.files import write_csv, write_png
 from distillspec.serving.base.acceptance import acceptance_rate
 from distillspec.serving.simulation.clock import SimulationResult
 
@@ -104,11 +104,9 @@ def write_figures(runs: Sequence[RunFigures], path: Path) -> None:
 def plot_latency(runs: Sequence[RunFigures], path: Path, title: str) -> None:
     """Plot mean latency by rate, a line a policy, or bars if there is only one rate."""
     # Imported here: it takes a second, and only this function needs it. No global backend is touched.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.2), dpi=80, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
     axes = figure.subplots()
     policies = list(dict.fromkeys(run.policy for run in runs))
     if len({run.rate for run in runs}) == 1:
@@ -120,7 +118,7 @@ def plot_latency(runs: Sequence[RunFigures], path: Path, title: str) -> None:
         axes.set(xlabel="requests a second", yscale="log")
         axes.legend(fontsize="small")
     axes.set(title=title, ylabel="mean latency, s")
-    write_atomic(path, lambda temporary: canvas.print_png(str(temporary)))
+    write_png(path, figure)
 
 
 def _short(value: object) -> object:

@@ -73,6 +73,7 @@ STATIC = [
     ("train tracker.name=x", "tracker.name=x needs tracker=wandb or tracker=tensorboard"),
     ("train data.refresh_keep=3", "data.refresh_keep=3 needs data=draft or data=mixed"),
     ("train data=draft loss=tvdpp data.refresh_keep=3", "data.refresh_keep=3: loss tvdpp learns only from what"),
+    ("train draft=block draft.confidence=true loss=ce", "draft.confidence=true learns from the target's probabilities"),
     ("train loss.reference=d", "loss.reference=d needs loss.select_fraction"),
     ("train train.eval_share=0", "train.eval_share=0.0 must be between 0 and 1"),
     ("train train.betas=[[1],2]", "train.betas"),

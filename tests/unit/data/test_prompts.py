@@ -15,7 +15,7 @@ import pytest
 from distillspec.config import DataConfig
 from distillspec.data import prompts as prompts_module
 from distillspec.data.folder import DataFolder, find_data_folder
-from distillspec.data.prompts import PromptSet, load_prompts, prompt_key, stable_seed, texts
+from distillspec.data.prompts import PromptSet, load_prompts, prompt_key, stable_seed
 from distillspec.errors import ConfigError
 from distillspec.models.tiny import tiny_tokenizer
 from distillspec.types import Prompt, SamplingPolicy
@@ -49,7 +49,8 @@ def keys(prompts: Iterable[Prompt]) -> set[str]:
 
 
 def questions(prompts: PromptSet) -> list[str]:
-    return [text.split("\n")[1] for text in texts(prompts.held_out + prompts.train, TOKENIZER)]
+    found = [TOKENIZER.decode(list(p.token_ids), skip_special_tokens=True) for p in prompts.held_out + prompts.train]
+    return [text.split("\n")[1] for text in found]
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonl", "csv", "parquet"])

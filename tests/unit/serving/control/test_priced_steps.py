@@ -12,7 +12,8 @@ from distillspec.serving.base.tree import DRAFT, NGRAM
 from distillspec.serving.control.base import BatchView, Option, Plan, RowPlan, RowView, StepResult, evidence
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.held_plan import HELD
-from distillspec.serving.control.priced_steps import REST, PricedSteps, trials_of_drafts, without_likely, without_named
+from distillspec.serving.control.named_rest import REST
+from distillspec.serving.control.priced_steps import PricedSteps, trials_of_drafts, without_likely, without_named
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -88,12 +89,13 @@ def test_nodes_that_never_pay_are_tried_seldom() -> None:
     assert sum(map(bool, seen)) < 20
 
 
-def test_beside_many_rows_sources_that_bring_little_rest_and_are_tried_again() -> None:
+@pytest.mark.parametrize("names", ["a", "abc"])
+def test_sources_that_bring_little_rest_and_are_tried_again(names: str) -> None:
     controller = GoodputController(4, COSTS)
     for _ in range(REST):
-        step(controller, view(1e-4, names="abc"))
-    assert nodes_of(step(controller, view(0.9, 0.8, names="abc"))) == [(DRAFT, 4)], "it rests"
-    woken = [NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names="abc")))) for _ in range(2 * REST)]
+        step(controller, view(1e-4, names=names))
+    assert nodes_of(step(controller, view(0.9, 0.8, names=names))) == [(DRAFT, 4)], "it rests"
+    woken = [NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names=names)))) for _ in range(2 * REST)]
     assert not any(woken[: REST // 4])
     assert sum(woken[REST:]) > REST // 2
 
@@ -119,16 +121,17 @@ def test_a_plain_step_counts_without_planning() -> None:
     result = StepResult((), seen, Plan(()), 0, 0.0, 0.02, 0.03, planning_s=0.004)
     assert steps.learn(result, why, speculated=True) == pytest.approx(0.03)
     assert steps.learn(result, why, speculated=False) == pytest.approx(0.026)
-    alone = replace(result, view=view(0.9, names="a"))
-    assert steps.learn(alone, why, speculated=False) == pytest.approx(0.03), "beside few rows no source rests"
+    alone = replace(result, view=BatchView(without_likely(view(0.9).rows)))
+    assert steps.learn(alone, why, speculated=False) == pytest.approx(0.03), "no source names its nodes"
 
 
-def test_a_rest_that_many_rows_earned_is_none_of_few_rows() -> None:
+@pytest.mark.parametrize(("earned", "other"), [("abc", "a"), ("ab", "abc")])
+def test_few_rows_and_many_rest_apart(earned: str, other: str) -> None:
     controller = GoodputController(4, COSTS)
     for _ in range(REST):
-        step(controller, view(1e-4, names="abc"))
-    assert NGRAM not in dict(nodes_of(step(controller, view(0.9, 0.8, names="abc"))))
-    assert any(NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8)))) for _ in range(HELD))
+        step(controller, view(1e-4, names=earned))
+    assert NGRAM not in dict(nodes_of(step(controller, view(0.9, 0.8, names=earned))))
+    assert any(NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names=other)))) for _ in range(HELD))
 
 
 def test_another_draft_ends_a_rest() -> None:
@@ -137,14 +140,6 @@ def test_another_draft_ends_a_rest() -> None:
         step(controller, view(1e-4, names="abc"))
     controller.draft_changed()
     assert any(NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names="abc")))) for _ in range(HELD))
-
-
-def test_beside_few_rows_no_source_rests() -> None:
-    controller = GoodputController(4, COSTS)
-    for _ in range(REST):
-        step(controller, view(1e-4, names="ab"))
-    woken = [NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names="ab")))) for _ in range(HELD)]
-    assert any(woken)
 
 
 def test_a_row_without_its_naming_sources_has_the_others() -> None:

@@ -1,0 +1,50 @@
+"""When sources that name their nodes rest: naming and planning with them take a share of a step."""
+
+from __future__ import annotations
+
+from distillspec.serving.base.backoff import Backoff
+
+# The share is a running mean of what was measured, and at least `PAYS`. Sources that bring less rest for some steps,
+# then for twice as many. Their gain is a running mean, too, from twice that share on.
+PAYS, SHARE, GAIN = 0.02, 0.05, 0.02
+REST, MOST_REST = 64, 1024
+
+
+class NamedRest:
+    """Weighs what the sources bring against what they cost, for batches of like numbers of rows."""
+
+    def __init__(self) -> None:
+        self._share: float | None = None  # of a step, for naming nodes and planning
+        self._gain: float | None = None  # of goodput, by the sources
+        self._rest = Backoff(REST, MOST_REST)
+
+    @property
+    def rests(self) -> bool:
+        """True while the sources are left out."""
+        return self._rest.waits
+
+    def step(self) -> None:
+        """Count a step."""
+        self._rest.step()
+
+    def drop(self) -> None:
+        """Forget the gain, and end a rest: the draft, or the costs, are others."""
+        self._gain, self._rest = None, Backoff(REST, MOST_REST)
+
+    def took(self, share: float) -> None:
+        """Learn the share of a step that naming and planning took."""
+        if self._share is None:
+            self._share, self._gain = share, None
+        self._share += SHARE * (share - self._share)
+
+    def weigh(self, gain: float) -> bool:
+        """Learn the sources' gain of goodput in a plan. Return False where they rest from now on."""
+        least = max(PAYS, self._share or 0.0)
+        before = 2 * least if self._gain is None else self._gain
+        self._gain = before + GAIN * (gain - before)
+        if self._gain >= least:
+            self._rest.succeeded()
+            return True
+        self._rest.failed()
+        self._gain = None
+        return False

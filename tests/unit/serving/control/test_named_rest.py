@@ -1,0 +1,44 @@
+"""Rests of sources that name their nodes: earned by what they bring, ended by time."""
+
+from __future__ import annotations
+
+import pytest
+
+from distillspec.serving.control.named_rest import MOST_REST, PAYS, REST, NamedRest
+
+
+def weighed(rest: NamedRest, gain: float) -> int:
+    """Weigh a gain until the sources rest. Return the plans that it took."""
+    return next(plan for plan in range(1, 1000) if not rest.weigh(gain))
+
+
+def test_sources_that_bring_nothing_rest_longer_each_time() -> None:
+    rest, waits = NamedRest(), list[int]()
+    for _ in range(6):
+        weighed(rest, 0.0)
+        waits.append(next(step for step in range(10_000) if not rest.rests or rest.step()))
+    assert waits == [REST, 2 * REST, 4 * REST, 8 * REST, MOST_REST, MOST_REST]
+
+
+@pytest.mark.parametrize(
+    ("share", "gain", "rests"), [(0.0, 1.1 * PAYS, False), (0.1, 1.1 * PAYS, True), (0.1, 0.11, False)]
+)
+def test_a_gain_is_weighed_against_the_measured_share(share: float, gain: float, rests: bool) -> None:
+    rest = NamedRest()
+    rest.took(share)
+    assert any(not rest.weigh(gain) for _ in range(500)) is rests
+
+
+def test_a_first_share_starts_the_gain_anew() -> None:
+    """A gain that was weighed before any cost was known would end in a rest at the first dear step."""
+    rest = NamedRest()
+    assert all(rest.weigh(0.021) for _ in range(400))
+    rest.took(0.04)
+    assert rest.weigh(0.03), "twice the share is where it starts"
+
+
+def test_a_change_ends_a_rest() -> None:
+    rest = NamedRest()
+    weighed(rest, 0.0)
+    rest.drop()
+    assert not rest.rests
