@@ -81,7 +81,7 @@ class Worker:
 
     def control(self) -> dict[str, Any]:
         """Processor time of planning: a busy machine counts little."""
-        from distillspec.serving.control.base import BatchView, RowView
+        from distillspec.serving.base.rows import BatchView, RowView
         from distillspec.serving.control.goodput import GoodputController
         from distillspec.serving.costs.latency import LatencyModel
         from distillspec.serving.costs.table import CostTable

@@ -16,8 +16,8 @@ from typing import Any
 from common import write_result
 from turns import NO_DRAFT, Bench, best_of, interval, ratios, shown, turn_options
 
-from distillspec.serving.control.base import LengthController
-from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
 
 LONGEST = 4

@@ -21,7 +21,7 @@ from torch import Tensor
 from turns import Bench, turn_options
 
 from distillspec.serving import SamplingParams
-from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.decoding import row_kinds
 from distillspec.serving.decoding.block_verification import Blocks
 from distillspec.serving.decoding.row_values import row_probs

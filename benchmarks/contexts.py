@@ -27,8 +27,8 @@ from sides import greedy, make_engine, read_prompts
 from distillspec.config import TargetConfig
 from distillspec.models import LanguageModel, load_target
 from distillspec.serving import Engine
+from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.requests import Request
-from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.draft_loading import load_draft
 
 ROWS, STEPS = 8, 24

@@ -18,9 +18,11 @@ import numpy
 from common import write_result
 
 from distillspec.serving.base.acceptance import RowResult
-from distillspec.serving.control.base import BatchView, LengthController, RowView, StepResult
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.plans import StepResult
+from distillspec.serving.base.rows import BatchView, RowView
+from distillspec.serving.baselines.smartspec import SmartSpecController
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 

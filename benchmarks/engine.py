@@ -48,10 +48,10 @@ from distillspec.commands.unseen import trained_prompts
 from distillspec.config import TargetConfig
 from distillspec.models import LanguageModel, load_target
 from distillspec.serving import Engine, SamplingParams
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.tree import DraftProbs, TokenTree
-from distillspec.serving.control.base import LengthController
-from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.windows import VerificationWindow

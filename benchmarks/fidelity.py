@@ -28,11 +28,11 @@ from distillspec.config import HardwareConfig, TargetConfig
 from distillspec.models import load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine
+from distillspec.serving.baselines.named import named_controller
 from distillspec.serving.bench.drive import drive
 from distillspec.serving.bench.load import Arrival
 from distillspec.serving.bench.summary import summarise
 from distillspec.serving.commands.profile import plot
-from distillspec.serving.control.named import named_controller
 from distillspec.serving.costs.hardware_profile import Profile
 from distillspec.serving.profiler import Grid, measure
 from distillspec.serving.simulation import Hardware, Policy, Simulation, derive_hardware

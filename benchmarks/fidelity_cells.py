@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy
 
+from distillspec.serving.base.plans import StepResult
 from distillspec.serving.bench.records import RequestRecord
-from distillspec.serving.control.base import StepResult
 
 
 @dataclass(frozen=True)

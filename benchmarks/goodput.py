@@ -30,6 +30,7 @@ from distillspec.models import LanguageModel, initialise_draft, load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine
 from distillspec.serving.base.tree import DRAFT
+from distillspec.serving.baselines.named import named_controller
 from distillspec.serving.bench.compare import Ratio, speed_ratio
 from distillspec.serving.bench.drive import drive
 from distillspec.serving.bench.load import Arrival
@@ -37,7 +38,6 @@ from distillspec.serving.bench.plot import plot_load
 from distillspec.serving.bench.records import LoadRecord
 from distillspec.serving.bench.rounds import Records, Side, take_turns
 from distillspec.serving.bench.summary import LoadSummary, summarise
-from distillspec.serving.control.named import named_controller
 from distillspec.serving.costs.hardware_profile import Profile
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.types import Prompt

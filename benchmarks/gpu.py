@@ -30,7 +30,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from distillspec.models import LanguageModel
 from distillspec.models.tiny import tiny_tokenizer
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
-from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.decoding.synthetic import SyntheticAcceptance
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.types import ModelIdentity

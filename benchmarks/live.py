@@ -11,9 +11,9 @@ from common import RESULTS
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.bench.load import Arrival, poisson_load
 from distillspec.serving.commands.bench_prompts import read_prompts
-from distillspec.serving.control.fixed import FixedLength
 from distillspec.types import Prompt
 
 

@@ -16,7 +16,7 @@ from turns import NO_DRAFT, Bench, Side, by_turns, interval, ratios, shown, turn
 
 from distillspec.config import TargetConfig
 from distillspec.models import load_target
-from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.draft_loading import load_draft
 
 WHOLE = "whole steps"

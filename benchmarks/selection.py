@@ -18,7 +18,9 @@ from random import Random
 from common import Others, write_result
 
 from distillspec.serving.base.acceptance import RowResult
-from distillspec.serving.control.base import BatchView, LengthController, Option, RowView, StepResult
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.plans import StepResult
+from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable

@@ -17,8 +17,10 @@ from typing import Any
 from common import write_result
 
 from distillspec.config import WorkloadConfig
-from distillspec.serving.control.base import BatchView, LengthController, Plan, StepResult
-from distillspec.serving.control.wrapped import WrappedController
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.plans import Plan, StepResult
+from distillspec.serving.base.rows import BatchView
+from distillspec.serving.base.wrapped import WrappedController
 from distillspec.serving.simulation import Policy, Simulation, load_hardware, make_policy, make_workload
 from distillspec.serving.simulation.figures import figures_of
 

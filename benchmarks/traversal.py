@@ -20,8 +20,8 @@ from turns import Bench, interval, turn_options
 
 from distillspec.sampling import policy_probs
 from distillspec.serving import SamplingParams
+from distillspec.serving.base.fixed import FixedTree
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.control.fixed import FixedTree
 from distillspec.serving.decoding.traversal import expected_by_level, expected_tokens
 from distillspec.serving.step.commit import Emission
 from distillspec.types import SamplingPolicy

@@ -14,7 +14,7 @@ from typing import Any
 from common import write_result
 from turns import NO_DRAFT, Bench, best_of, interval, ratios, shown, turn_options
 
-from distillspec.serving.control.named import named_controller
+from distillspec.serving.baselines.named import named_controller
 
 CHAINS = ("none", "fixed-1", "fixed-2", "fixed-3", "fixed-4")
 TREES = ("siblings-2-1", "siblings-3-2", "tree-2-2")

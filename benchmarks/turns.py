@@ -24,8 +24,8 @@ from distillspec.commands.unseen import trained_prompts
 from distillspec.config import TargetConfig
 from distillspec.models import load_target
 from distillspec.serving import Engine, SamplingParams
+from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.requests import Request
-from distillspec.serving.control.base import LengthController
 from distillspec.serving.draft_loading import load_draft
 
 TOKENS = 256  # of an answer

@@ -15,10 +15,10 @@ from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_target
 from distillspec.models.memory import return_freed_memory
+from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestOutput
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.control.base import LengthController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import load_drafts

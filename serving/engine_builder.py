@@ -17,8 +17,9 @@ from distillspec.models.features import check_feature_ids
 from distillspec.models.memory import keep_freed_memory
 from distillspec.models.paged_cache import PagedCache
 from distillspec.models.slot_cache import SlotCache
+from distillspec.models.table_sizes import require_same_ids
+from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.named import ControllerParts, make_controller
 from distillspec.serving.costs.hardware_profile import Profile
 from distillspec.serving.costs.latency import LatencyModel
@@ -133,6 +134,8 @@ def build_parts(
     check_feature_ids(target, feature_ids)
     for model in models:
         check_servable(model, max_model_len)
+    for draft in drafts.values():
+        require_same_ids(draft, target)
     page = page_tokens(settings.page_tokens, target.device)
     attend, attention = choose_attention(settings.attention, models, page)
     if settings.page_tokens is None and not reads_pages(attend):

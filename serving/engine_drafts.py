@@ -22,6 +22,7 @@ from distillspec.serving.engine_builder import ProposerBuilder, check_pool, is_p
 from distillspec.serving.execution.memory import CachePlan, check_draft_fits, check_reads
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
+from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.named import uses_draft
 from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.step.core import EngineCore
@@ -154,6 +155,9 @@ class EngineDrafts:
             return
         self.models.prepared(self.target).hand_out(ids := kept_states(self.settings, self.loaded.values()))
         runner.keep_states(ids)
+        for proposer in self._pool.proposers.values() if self.pooled else ():
+            if isinstance(proposer, DraftModel):
+                proposer.loop.record_again()
         self.core.read_again()
 
     def _free(self, old: LanguageModel | None) -> None:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from distillspec.errors import ConfigError
 from distillspec.models.features import states_of_text
-from distillspec.serving.control.base import LengthController, StepResult
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.plans import StepResult
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import Proposer, forget_answers, keeps_answers, versions_of

@@ -14,8 +14,8 @@ from distillspec.config.engine import EngineConfig
 from distillspec.evaluation.cost import CONTEXT_TOKENS, DRAFT, LOOP, VERIFY, StepCost, paired_cost
 from distillspec.evaluation.measured import Decoders, Run
 from distillspec.models import LanguageModel
+from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.params import SamplingParams
-from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.engine import Engine
 from distillspec.types import SamplingPolicy
 

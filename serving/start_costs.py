@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import torch
 
+from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.control.base import LengthController, TakesCosts
-from distillspec.serving.control.wrapped import innermost
+from distillspec.serving.base.wrapped import innermost
 from distillspec.serving.costs.fitted import Timed, fit
+from distillspec.serving.costs.known import TakesCosts
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import KNOTS, CostTable
 from distillspec.serving.proposers.base import Prospect

@@ -238,7 +238,7 @@ CONTROLLERS: dict[str, Choice] = {
         reads=("lengths", "max_time_per_token_s", "profile"),
     ),
     "smartspec": Choice(
-        "distillspec.serving.control.named:make_smartspec",
+        "distillspec.serving.baselines.smartspec:make_smartspec",
         "SmartSpec as in its paper",
         reads=("profile",),
         needs=("profile",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from distillspec.models import own_weights
 from distillspec.models.language_model import LanguageModel, fingerprint
 from distillspec.models.own_weights import reading_record, reads_targets_embeddings, write_weights
 from distillspec.models.stop_head import StopHead, read_stop_head, write_stop_head
+from distillspec.models.table_sizes import with_ids
 from distillspec.models.target import load_tokenizer, one_line_failures, read_weights
 from distillspec.models.tokenizers import identify, require_same_tokenizer
 from distillspec.types import ModelIdentity
@@ -76,9 +78,7 @@ def save_with_stop_head(source: Path, folder: Path, head: StopHead) -> None:
     """Write the draft in the folder `source` again, with a `StopHead`. Its weights stay as they are."""
 
     def write(temporary: Path) -> None:
-        for file in source.iterdir():
-            if file.name not in (METADATA, DIGESTS):
-                (temporary / file.name).write_bytes(file.read_bytes())
+        shutil.copytree(source, temporary, ignore=shutil.ignore_patterns(METADATA, DIGESTS), dirs_exist_ok=True)
         record = {**read_metadata(source), "stop": head.record}
         (temporary / METADATA).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
         write_stop_head(head, temporary)
@@ -127,13 +127,13 @@ def load_draft(
 
 
 def matched(draft: LanguageModel, target: LanguageModel) -> LanguageModel:
-    """Return the draft with the target's ids if one of them has no tokenizer and both have as many ids.
+    """Return the draft with the target's ids: those of a common tokenizer, or without one as many.
 
     Raises:
-        ConfigError: the numbers of ids differ.
+        ConfigError: without both tokenizers the numbers of ids differ, or the draft keeps an id that the target lacks.
     """
     if draft.tokenizer is not None and target.tokenizer is not None:
-        return draft
+        return with_ids(draft, target)
     ours, theirs = (one.model.get_input_embeddings().weight.shape[0] for one in (draft, target))
     if ours != theirs:
         raise ConfigError(
@@ -142,6 +142,7 @@ def matched(draft: LanguageModel, target: LanguageModel) -> LanguageModel:
         )
     without = draft.name if draft.tokenizer is None else target.name
     log.warning("%s has no tokenizer: draft and target are taken to share one, for both have %d ids", without, ours)
+    draft = with_ids(draft, target)
     identity = replace(target.identity, weights_hash=draft.identity.weights_hash)
     return replace(draft, tokenizer=target.tokenizer, identity=identity)
 

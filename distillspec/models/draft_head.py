@@ -86,7 +86,8 @@ def renew_head(draft: LanguageModel, kept_ids: Tensor, target: LanguageModel) ->
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.zero_()
-        head.weight[:, : theirs.shape[1]] = theirs[kept_ids.to(theirs.device)].to(head.weight)
+        scale = target.head.scale / draft.head.scale  # rows that were copied have the target's in them
+        head.weight[:, : theirs.shape[1]] = (theirs[kept_ids.to(theirs.device)] * scale).to(head.weight)
         for new, own in zip(head.parameters(), old.parameters(), strict=True):
             new.copy_(rows.moved(own, new))
     draft.model.set_output_embeddings(head)

@@ -65,11 +65,14 @@ class LanguageModel:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Return the ids that end a response: the tokenizer's end of sequence and the generation config's."""
+        """Return the ids that end a response: the tokenizer's end of sequence and the generation config's.
+
+        Those outside the vocabulary (a stray −1, a head narrower than the tokenizer) are never written.
+        """
         configured = self.model.generation_config.eos_token_id if self.model.generation_config else None
         ids = configured if isinstance(configured, list) else [configured]
         own = None if self.tokenizer is None else self.tokenizer.eos_token_id
-        return tuple(sorted({int(i) for i in [*ids, own] if i is not None}))
+        return tuple(sorted({int(i) for i in [*ids, own] if i is not None and 0 <= i < self.identity.vocab_size}))
 
     @property
     def kind(self) -> str:

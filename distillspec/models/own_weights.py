@@ -79,7 +79,8 @@ def read_weights(
 ) -> PreTrainedModel:
     """Return the model that `write_weights` wrote.
 
-    A draft that reads states shares the target's embeddings, others get a copy.
+    A draft that reads states shares the target's embeddings, others get a copy. One that began as another model has its
+    own, of its own width.
 
     Args:
         reading: the record of `reading_record`.
@@ -94,7 +95,8 @@ def read_weights(
     with torch.random.fork_rng(devices=[]):  # weights are random until they are loaded
         model = _bare(AutoConfig.from_pretrained(folder), reading)
         _fit_head(model, state)
-    if target is not None and (reading is not None or not own):
+    began_alone = reading is not None and reading["way"] == ADDED and own
+    if target is not None and not began_alone and (reading is not None or not own):
         share_embeddings(model, target, dtype)
         if own or reading is None:
             own_embeddings(model)

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from distillspec.files import private_folder
+
 log = logging.getLogger(__name__)
 # DISTILLSPEC_MARCH: another processor's instructions, for tests.
 FLAGS = (
@@ -29,7 +31,7 @@ SOURCES = Path(__file__).parent
 BUILD_S = 600.0  # a build takes a second to a quarter of a minute, on a busy machine much longer
 
 
-_refused: dict[Path, str] = {}  # builds that failed in this process, and why
+_refused: dict[Path, str] = {}  # builds that failed in this process, and why; sources that cannot be built at all
 
 
 class NotBuilt(Exception):
@@ -37,8 +39,22 @@ class NotBuilt(Exception):
 
 
 def cache_home() -> Path:
-    """Return the folder of what is compiled here. It is still there after a restart of the machine."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distillspec"
+    """Return the folder of what is compiled here. It is still there after a restart of the machine.
+
+    Where it cannot be written, as in containers that run as any user, it is a private one among temporary files.
+    """
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distillspec"
+        home.mkdir(parents=True, exist_ok=True)
+        if os.access(home, os.W_OK):
+            return home
+    except (OSError, RuntimeError):  # RuntimeError: this user has no home
+        pass
+    home = Path(tempfile.gettempdir()) / f"distillspec-{os.geteuid()}"
+    private_folder(home)
+    if home.stat().st_uid != os.geteuid() or home.is_symlink():
+        raise PermissionError(f"{home} belongs to another user")
+    return home
 
 
 def cpp_compiler() -> str | None:
@@ -68,9 +84,21 @@ def library(source: Path, *defined: str) -> ctypes.CDLL:
             raise NotBuilt(_refused[built])
         if not built.exists():
             _build(command, source, built)
+        return _loaded(command, source, built)
+    except OSError as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise _refusal(source, reason) if source not in _refused else NotBuilt(reason) from error
+
+
+def _loaded(command: Sequence[str], source: Path, built: Path) -> ctypes.CDLL:
+    """Load a library. One that is damaged, or was built on another system, is built again."""
+    try:
         return ctypes.CDLL(str(built))
     except OSError as error:
-        raise NotBuilt(f"{type(error).__name__}: {error}") from error
+        log.warning("%s cannot be loaded and is built again: %s", built, error)
+    built.unlink(missing_ok=True)
+    _build(command, source, built)
+    return ctypes.CDLL(str(built))
 
 
 def _build(command: Sequence[str], source: Path, built: Path) -> None:
@@ -86,8 +114,16 @@ def _build(command: Sequence[str], source: Path, built: Path) -> None:
         except subprocess.TimeoutExpired:
             raise _refusal(built, f"{command[0]} took more than {BUILD_S:.0f} s") from None
         if done.returncode:
-            raise _refusal(built, f"{command[0]} failed: {(done.stderr.strip() or 'no reason given').splitlines()[0]}")
+            raise _refusal(built, f"{command[0]} failed: {_first_error(done.stderr)}")
+        with made.open("rb") as written:  # a file that is empty after a power cut would be taken for built
+            os.fsync(written.fileno())
         made.replace(built)
+
+
+def _first_error(told: str) -> str:
+    """Return the line of a compiler's output that names the error."""
+    lines = told.strip().splitlines() or ["no reason given"]
+    return next((line for line in lines if "error:" in line), lines[0])
 
 
 def _refusal(built: Path, reason: str) -> NotBuilt:

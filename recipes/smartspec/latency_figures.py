@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from distillspec.recipes.smartspec.sweeps import MakePolicy, Sweep
+from distillspec.serving.baselines.smartspec import MovingAcceptance, SmartSpecController
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.smartspec import MovingAcceptance, SmartSpecController
 from distillspec.serving.simulation import Hardware, Policy, SimulatedRequest, load_hardware, load_workload
 
 FIXED = ("fixed-1", "fixed-3", "fixed-5")

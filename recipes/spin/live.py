@@ -20,8 +20,8 @@ from distillspec.evaluation.turns import in_turn
 from distillspec.models import LanguageModel, load_target
 from distillspec.progress import progress
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
-from distillspec.serving.control.base import LengthController
-from distillspec.serving.control.named import named_controller
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.baselines.named import named_controller
 from distillspec.serving.draft_loading import evaluated, load_drafts
 from distillspec.serving.selection.named import compared_selection
 from distillspec.serving.selection.selecting import selecting

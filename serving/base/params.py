@@ -41,7 +41,7 @@ class SamplingParams:
         bad_word_ids: the same as token ids.
         allowed_token_ids: nothing else may be written.
         speculate: False never drafts for this request.
-        max_speculation: at most so many drafted tokens a step.
+        max_speculation: at most so many levels of drafted tokens a step. Trees may have several tokens a level.
         require_exact: refuse the request where the engine's verification is lossy.
 
     Raises:
@@ -73,6 +73,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        if self.allowed_token_ids is not None:  # each once: they are gone through in every step
+            object.__setattr__(self, "allowed_token_ids", tuple(dict.fromkeys(self.allowed_token_ids)))
         object.__setattr__(self, "top_k", max(0, self.top_k))  # vLLM's -1 also switches it off
         check_policy(self.policy)
         self._check_counts()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from distillspec.serving.control.base import StepResult, decoding_rows
+from distillspec.serving.base.plans import StepResult, decoding_rows
 
 
 class StepRecord(NamedTuple):

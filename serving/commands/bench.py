@@ -18,7 +18,9 @@ from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import load_target
 from distillspec.progress import progress
+from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.params import SamplingParams
+from distillspec.serving.baselines.named import named_controller
 from distillspec.serving.bench.drive import drive
 from distillspec.serving.bench.load import Arrival, Question, poisson_load
 from distillspec.serving.bench.records import LoadRecord
@@ -26,8 +28,6 @@ from distillspec.serving.bench.rounds import Records, Side, as_json, figures, ta
 from distillspec.serving.bench.table import engine_table, server_table
 from distillspec.serving.commands.bench_prompts import read_prompts, read_questions
 from distillspec.serving.commands.measured_engine import check_no_store, check_speculates, fitting
-from distillspec.serving.control.base import LengthController
-from distillspec.serving.control.named import named_controller
 from distillspec.serving.draft_loading import evaluated, load_drafts
 from distillspec.serving.engine import Engine
 from distillspec.serving.proposers.named import drafting_alone

@@ -114,7 +114,7 @@ class RegistryCatalogue:
         self._registry, self._pool, self._engine = adaptation.registry, adaptation.pool, adaptation.engine
 
     def list(self) -> tuple[DraftEntry, ...]:
-        used = {name: draft.identity.version for name, draft in self._engine.drafts.items()}
+        used = {name: draft.identity.version for name, draft in dict(self._engine.drafts).items()}
         return tuple(
             DraftEntry(
                 version.name,

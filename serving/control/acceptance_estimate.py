@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.rows import RowView, evidence
 
 IMAGINED = 5.0  # trials that the prior is worth
 POOLED = 20.0  # trials that all positions together are worth to each
@@ -27,7 +28,7 @@ Floats = NDArray[numpy.float64]
 
 
 class AcceptanceEstimate:
-    """Survival `[n, speculation_length]` of requests by name, learnt from results.
+    """Acceptance of requests by name, at each position, learnt from results.
 
     Args:
         speculation_length: positions that are told apart.
@@ -111,6 +112,8 @@ class AcceptanceEstimate:
     ) -> Floats:
         """Return P(the child of rank r at position i is accepted | its parent is) `[n, positions, width]`.
 
+        Requests without evidence have the global one.
+
         Args:
             beliefs: P(accepted) of each request before its own trials, None where only the estimate over all is known.
             hope: standard errors of the estimate over all requests to add to the chain's own.
@@ -121,6 +124,16 @@ class AcceptanceEstimate:
         if self.width == 1:
             return own[..., None]
         return numpy.concatenate([own[..., None], (1 - own)[..., None] * self.sibling_shares()], 2)
+
+    def of_rows(self, rows: Sequence[RowView], *, hope: float = 0.0) -> Floats:
+        """Return `chances` of rows, each with the source that drafts for it."""
+        names, kinds, beliefs = (
+            [row.sequence_id for row in rows],
+            list(map(evidence, rows)),
+            [row.belief for row in rows],
+        )
+        known = None if all(belief is None for belief in beliefs) else beliefs
+        return self.chances(names, kinds if any(kinds) else None, known, hope=hope)
 
     def hazards(self, kind: Hashable = 0) -> Floats:
         """Return P(position i is accepted | those before it were) over all requests, `[speculation_length]`.
@@ -136,19 +149,6 @@ class AcceptanceEstimate:
         """Return P(a token is accepted) of a kind, over all requests and positions."""
         tried, accepted = self._all.get(kind, self._own[:, 0])
         return float((accepted.sum() + IMAGINED * self.prior) / (tried.sum() + IMAGINED))
-
-    def survival(
-        self,
-        names: Sequence[str],
-        kinds: Sequence[Hashable] | None = None,
-        beliefs: Sequence[float | None] | None = None,
-    ) -> Floats:
-        """Return P(the first 1 … speculation_length drafted tokens are all accepted) `[n, speculation_length]`.
-
-        Requests without evidence have the global one. `beliefs`: see `chances`.
-        """
-        survival: Floats = self._own_hazards(names, kinds, beliefs).cumprod(1)
-        return survival
 
     def _own_hazards(
         self,

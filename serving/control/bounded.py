@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy
 
+from distillspec.serving.base.rows import RowView
 from distillspec.serving.control.allocation import (
     Allocation,
     Batch,
@@ -22,7 +23,6 @@ from distillspec.serving.control.allocation import (
     order_at,
     row_tokens,
 )
-from distillspec.serving.control.base import RowView
 from distillspec.serving.costs.table import Floats
 
 MOST_LEVELS = 48  # values of τ that are tried, evenly chosen where there are more

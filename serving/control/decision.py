@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.catch_up import ALONG
+from distillspec.serving.base.plans import Plan, RowPlan, StepResult
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowView
+from distillspec.serving.base.tree import DRAFT
+from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
+from distillspec.serving.control.allocation import Allocation
+from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.live_latency import RowWork
 
 Speculating = Literal["speculating", "exploring", "trial", "within bounds", "bounds out of reach"]
 Mode = Literal[Speculating, "not worth it", "measuring plain", "nothing to draft for"]
@@ -50,6 +56,53 @@ class Decision:
         return len(rows) == len(self.rows) and all(_is_alike(*pair, most) for pair in zip(rows, self.rows, strict=True))
 
 
+class Known(NamedTuple):
+    """Estimates and costs that a controller holds at a step."""
+
+    acceptance: AcceptanceEstimate
+    latency: LatencyModel
+    policy: SpeculationPolicy
+    price: float  # tokens a second of the last step's best lengths
+    step: int  # its number
+
+    def decision(
+        self,
+        mode: Mode,
+        view: BatchView,
+        shapes: tuple[TreeShape, ...],
+        planned: Allocation,
+        rates: tuple[float, float],
+        *,
+        promised: float | None = None,
+        excess: float | None = None,
+    ) -> Decision:
+        """Return the decision for these shapes.
+
+        Args:
+            view: of the step, in which each row has its source.
+            planned: what the shapes are expected to give and take.
+            rates: tokens a second without speculation, and by the best lengths.
+            promised: tokens a second by which speculation is judged. None: those of the best lengths.
+        """
+        lengths, (plain, best) = tuple([shape.depth for shape in shapes]), rates
+        prompts_s = self.latency.prompts_s(len(view.rows), view.prefill_tokens)
+        return Decision(
+            mode,
+            lengths,
+            shapes,
+            view.rows,
+            planned.tokens,
+            planned.seconds + prompts_s + catch_up_s(self.latency, view.rows, lengths),
+            self.policy.plain_rate(plain),
+            best * self.policy.gain,
+            self.policy.uncertainty,
+            tuple(self.acceptance.hazards().tolist()),
+            self.latency,
+            (plain, best if promised is None else promised),
+            excess,
+        )
+
+
 def _is_alike(row: RowView, before: RowView, most: int) -> bool:
     if row.others or row.match or row.likely or row.max_time_per_token_s is not None:
         return False
@@ -59,12 +112,21 @@ def _is_alike(row: RowView, before: RowView, most: int) -> bool:
     return row == grown and min(row.limit, most) == min(before.limit, most)
 
 
-def unread_tokens(view: BatchView, plan: Plan) -> list[int | None]:
-    """Return the tokens that each row's draft had not read before the step, None where no draft was to draft."""
-    return [
-        row.unread_tokens if row.drafted_by_model and any(tree.source == row.source for tree in own.trees) else None
-        for row, own in zip(view.rows, plan.rows, strict=True)
-    ]
+def work_of(view: BatchView, plan: Plan, rows: Sequence[RowResult], *, trees: bool) -> list[RowWork]:
+    """Return what each row did, for the costs that are learnt from it.
+
+    Args:
+        trees: drafts' trees may have siblings. Behind the nodes of another source, a row's last tree is the draft's.
+    """
+    by_level = trees or any(len(own.trees) > 1 for own in plan.rows)
+    return [_work(*each, by_level=by_level) for each in zip(view.rows, plan.rows, rows, strict=True)]
+
+
+def _work(row: RowView, plan: RowPlan, result: RowResult, *, by_level: bool) -> RowWork:
+    drafts = row.drafted_by_model and any(tree.source == row.source for tree in plan.trees)
+    reads = None if not by_level else plan.trees[-1].shape.reads[: result.depth] if plan.trees else ()
+    unread = row.unread_tokens if drafts else None
+    return RowWork(row.context_tokens, result.nodes, unread, row.source, row.at_once, reads)
 
 
 def catch_up_s(latency: LatencyModel, rows: Sequence[RowView], lengths: Sequence[int]) -> float:
@@ -75,13 +137,9 @@ def catch_up_s(latency: LatencyModel, rows: Sequence[RowView], lengths: Sequence
     return sum([latency.of_draft(False, source).catch_up_s(own) for source, own in unread.items()])
 
 
-def draft_reads(plans: Sequence[RowPlan], rows: Sequence[RowResult], *, trees: bool) -> list[tuple[int, ...]] | None:
-    """Return the tokens of each row that each pass of its draft read. None: those of a chain of all its tokens.
-
-    Args:
-        trees: drafts' trees may have siblings. Behind the nodes of another source, a row's last tree is the draft's.
-    """
-    if len(plans) != len(rows) or not (trees or any(len(plan.trees) > 1 for plan in plans)):
-        return None
-    pairs = zip(plans, rows, strict=True)
-    return [plan.trees[-1].shape.reads[: row.depth] if plan.trees else () for plan, row in pairs]
+def drafting_s(view: BatchView, result: StepResult) -> dict[str, float]:
+    """Return the seconds of each draft's passes. Those of other sources are left out where they are known."""
+    drafts = dict.fromkeys([row.source for row in view.rows if row.drafted_by_model])
+    if result.drafted_s:
+        return {source: result.drafted_s[source] for source in drafts if source in result.drafted_s}
+    return {next(iter(drafts), DRAFT): result.draft_s}

@@ -11,25 +11,23 @@ from distillspec.config.engine import LENGTHS
 from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.draft_change import DraftChange
+from distillspec.serving.base.plans import Plan, RowPlan, StepResult, decoding_rows
+from distillspec.serving.base.rows import BEHIND, BatchView, RowView, evidence
 from distillspec.serving.base.shape import TreeShape, chain_shape
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation
-from distillspec.serving.control.base import (
-    BEHIND,
-    BatchView,
-    Plan,
-    RowPlan,
-    RowView,
-    StepResult,
-    decoding_rows,
-    drafting_s,
-    evidence,
-)
 from distillspec.serving.control.bounded import WITHIN, bounds_of
 from distillspec.serving.control.candidates import Candidates
-from distillspec.serving.control.decision import Decision, Mode, catch_up_s, draft_reads, unread_tokens
+from distillspec.serving.control.decision import (
+    Decision,
+    Known,
+    Mode,
+    catch_up_s,
+    drafting_s,
+    work_of,
+)
 from distillspec.serving.control.held_plan import HeldPlan
-from distillspec.serving.control.priced_steps import Known, PricedSteps, trials_of_drafts, without_likely
+from distillspec.serving.control.priced_steps import PricedSteps, trials_of_drafts, without_likely
 from distillspec.serving.control.reading import best_worth_reading, readable
 from distillspec.serving.control.sources import choose_sources
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
@@ -139,22 +137,8 @@ class GoodputController:
             planned, excess = batch.within(bounds, wished, best.goodput, prompts_s, alike=self._alike)
         if excess is not None and planned is not wished:
             mode = "within bounds" if excess <= WITHIN else "bounds out of reach"
-        lengths = planned.lengths.tolist()
-        return Decision(
-            mode,
-            tuple(lengths),
-            self._shapes(planned),
-            view.rows,
-            planned.tokens,
-            planned.seconds + prompts_s + catch_up_s(self.latency, view.rows, lengths),
-            self.speculation.plain_rate(batch.plain.goodput),
-            best.goodput * self.speculation.gain,
-            self.speculation.uncertainty,
-            tuple(self.acceptance.hazards().tolist()),
-            batch.latency,
-            (batch.plain.goodput, best.goodput),
-            excess,
-        )
+        rates = batch.plain.goodput, best.goodput
+        return self._known.decision(mode, view, self._shapes(planned), planned, rates, excess=excess)
 
     def _held_for(self, view: BatchView) -> Plan | None:
         """Return the last step's plan if it is good for this one too."""
@@ -219,15 +203,10 @@ class GoodputController:
             view = replace(view, rows=why.rows)
         prompts_s = self._costs.latency.prompts_s(len(view.rows), result.prefill_tokens)
         sure = len(rows) == len(view.rows) and self._costs.observe(
-            [row.context_tokens for row in view.rows],
-            [row.nodes for row in rows],
-            unread_tokens(view, result.plan),
+            work_of(view, result.plan, rows, trees=self.trees is not None),
             result.prefill_tokens,
             result.target_s,
             drafting_s(view, result),
-            view.drafts_at_once,
-            draft_reads(result.plan.rows, rows, trees=self.trees is not None),
-            [row.source for row in view.rows],
         )
         kinds = {row.sequence_id: kind for row in view.rows if (kind := evidence(row))}
         tried = trials_of_drafts(view.rows, rows)
@@ -293,7 +272,7 @@ class GoodputController:
         """Record the error of the prediction, and decide whether speculation continues."""
         policy, speculated = self._speculation, any(row.nodes for row in rows)
         tokens = (sum([row.emitted for row in rows]), why.predicted_tokens) if speculated else None
-        measured_s = self._priced.learn(result, why, speculated=speculated)
+        measured_s = self._priced.learn(result, why, tokens)
         policy.saw(measured_s, why.predicted_s - prompts_s, prompts_s, tokens)
         if speculated:
             policy.judge(*why.raw)

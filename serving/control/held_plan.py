@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distillspec.serving.control.base import Plan, RowView, StepResult
+from distillspec.serving.base.plans import Plan, StepResult
+from distillspec.serving.base.rows import RowView
 from distillspec.serving.control.decision import Decision
 
 HELD, MOST_HELD = 8, 32  # steps that one plan holds for: at first, and after plans that were all alike

@@ -8,6 +8,26 @@ from distillspec.serving.base.backoff import Backoff
 # then for twice as many. Their gain is a running mean, too, from twice that share on.
 PAYS, SHARE, GAIN = 0.02, 0.05, 0.02
 REST, MOST_REST = 64, 1024
+# The best of several estimates is the most hopeful one. So a gain is corrected by what steps with named nodes wrote of
+# the tokens that were expected, over what the others did. Both means forget, and start from so many tokens.
+FORGET, SURE = 1 / 512, 64.0
+
+
+class Kept:
+    """Share of the expected tokens that were written."""
+
+    def __init__(self) -> None:
+        self._expected = self._written = SURE
+
+    def saw(self, expected: float, written: float) -> None:
+        """Learn from a step."""
+        self._expected += expected - FORGET * self._expected
+        self._written += written - FORGET * self._written
+
+    @property
+    def share(self) -> float:
+        """The share, 1 before anything was seen."""
+        return self._written / self._expected
 
 
 class NamedRest:
@@ -17,6 +37,7 @@ class NamedRest:
         self._share: float | None = None  # of a step, for naming nodes and planning
         self._gain: float | None = None  # of goodput, by the sources
         self._rest = Backoff(REST, MOST_REST)
+        self._named, self._others = Kept(), Kept()  # steps with named nodes, and without
 
     @property
     def rests(self) -> bool:
@@ -30,6 +51,11 @@ class NamedRest:
     def drop(self) -> None:
         """Forget the gain, and end a rest: the draft, or the costs, are others."""
         self._gain, self._rest = None, Backoff(REST, MOST_REST)
+        self._named, self._others = Kept(), Kept()
+
+    def wrote(self, expected: float, written: float, *, named: bool) -> None:
+        """Learn from the tokens of a speculating step, with named nodes or without."""
+        (self._named if named else self._others).saw(expected, written)
 
     def took(self, share: float) -> None:
         """Learn the share of a step that naming and planning took."""
@@ -38,7 +64,9 @@ class NamedRest:
         self._share += SHARE * (share - self._share)
 
     def weigh(self, gain: float) -> bool:
-        """Learn the sources' gain of goodput in a plan. Return False where they rest from now on."""
+        """Learn the sources' expected gain of goodput in a plan. Return False where they rest from now on."""
+        if gain:
+            gain = (1 + gain) * self._named.share / self._others.share - 1
         least = max(PAYS, self._share or 0.0)
         before = 2 * least if self._gain is None else self._gain
         self._gain = before + GAIN * (gain - before)

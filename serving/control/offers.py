@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.control.allocation import Allocation
-from distillspec.serving.control.base import Option, RowView
 
 NO_TREE = TreeShape()
 

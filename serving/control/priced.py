@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import numpy
 
+from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation
-from distillspec.serving.control.base import Option, RowView, evidence
 from distillspec.serving.control.candidates import Candidates, chains
 from distillspec.serving.control.offers import Chosen, Drafted, Offer, PricedPlan
 from distillspec.serving.control.reading import steps_to_pay
@@ -144,11 +144,10 @@ class PriceList:
 
     def _grown(self, row: RowView, option: Option, before: int) -> Drafted:
         """Return the tree with the best number of levels and, of its nodes, the likeliest that pay together."""
-        kind, room = evidence(option), self._room(before)
+        room = self._room(before)
         missed = 1.0 if option.likely is None else option.likely.missed
-        known = None if row.belief is None or not option.drafted_by_model else [row.belief]
         nodes = self.nodes if option.wide else chains(self.nodes.depth)
-        gains = nodes.survival(self.acceptance.chances([row.sequence_id], [kind] if kind else None, known))[0]
+        gains = nodes.survival(self.acceptance.of_rows([row.with_option(option)]))[0]
         order = nodes.best_first(gains)
         best, value, kept = Drafted(), 0.0, list[int]()
         for levels in range(1, min(option.limit, nodes.depth) + 1):

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from distillspec.serving.base.acceptance import RowResult, ranked_of_source
 from distillspec.serving.base.likely import FEW_ROWS
-from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
+from distillspec.serving.base.plans import StepResult
+from distillspec.serving.base.rows import BatchView, RowView, is_joined
 from distillspec.serving.control.allocation import Allocation
-from distillspec.serving.control.base import BatchView, RowView, StepResult, is_joined
 from distillspec.serving.control.candidates import Candidates
-from distillspec.serving.control.decision import Decision, Mode, catch_up_s
+from distillspec.serving.control.decision import Decision, Known, Mode, catch_up_s
 from distillspec.serving.control.held_plan import HELD
 from distillspec.serving.control.named_rest import NamedRest
 from distillspec.serving.control.offers import NO_TREE, PricedPlan
 from distillspec.serving.control.priced import PriceList
-from distillspec.serving.control.speculation_policy import SpeculationPolicy
-from distillspec.serving.costs.latency import LatencyModel
 
 # What is never tried is not known: after so many price lists rows take the second best of their sources for a step.
 SECOND_EVERY = 8
 USUAL = 0.05  # weight of a step in the running mean of what plans promise
-
-
-class Known(NamedTuple):
-    """Estimates and costs that a controller holds at a step."""
-
-    acceptance: AcceptanceEstimate
-    latency: LatencyModel
-    policy: SpeculationPolicy
-    price: float  # tokens a second of the last step's best lengths
-    step: int  # its number
 
 
 class PricedSteps:
@@ -92,17 +79,22 @@ class PricedSteps:
             return None
         return self._decided(view, known, prices)
 
-    def learn(self, result: StepResult, why: Decision, *, speculated: bool) -> float:
+    def learn(self, result: StepResult, why: Decision, tokens: tuple[int, float] | None) -> float:
         """Learn what planning takes where sources name their nodes. Return the seconds that a step counts for.
 
         Those of a plain step are without planning: where sources rest, one plan holds for many steps.
+
+        Args:
+            tokens: written and expected ones of a step that speculated, None for a plain one.
         """
         rows, seconds = result.view.rows, result.total_s - result.readings_s
+        if tokens is not None:
+            self._rest(len(rows)).wrote(tokens[1], tokens[0], named=any(row.likely is not None for row in why.rows))
         if not any(map(names_nodes, rows)):
             return seconds
         if any(map(names_nodes, why.rows)) and seconds > 0 and not result.prefill_tokens:  # at rest none does
             self._rest(len(rows)).took(result.planning_s / seconds)
-        return seconds if speculated else seconds - result.planning_s
+        return seconds if tokens is not None else seconds - result.planning_s
 
     def _rest(self, rows: int) -> NamedRest:
         return self._rest_of_few if rows <= FEW_ROWS else self._rest_of_many
@@ -116,28 +108,16 @@ class PricedSteps:
         found, plain = prices.plan(view.rows, second=second), prices.plain(view.rows)
         if not second:
             self._weigh(view.rows, found.gain)
-        mode, policy = _mode(view, found, plain, known), known.policy
+        mode = _mode(view, found, plain, known)
         best, nothing = found.allocation.goodput, plain.goodput
         if nothing:
             self._usual += USUAL * (best / nothing - self._usual) if self._usual else best / nothing
         drafts = mode in ("speculating", "trial")
         rows = tuple([each.row for each in found.chosen]) if drafts else without_likely(view.rows)
         shapes = tuple([each.shape if drafts else NO_TREE for each in found.chosen])
-        planned, lengths = found.allocation if drafts else plain, tuple([shape.depth for shape in shapes])
-        further_s = known.latency.prompts_s(len(rows), view.prefill_tokens) + catch_up_s(known.latency, rows, lengths)
-        return Decision(
-            mode,
-            lengths,
-            shapes,
-            rows,
-            planned.tokens,
-            planned.seconds + further_s,
-            policy.plain_rate(nothing),
-            best * policy.gain,
-            policy.uncertainty,
-            tuple(known.acceptance.hazards().tolist()),
-            known.latency,
-            (nothing, nothing * self._usual),
+        planned = found.allocation if drafts else plain
+        return known.decision(
+            mode, replace(view, rows=rows), shapes, planned, (nothing, best), promised=nothing * self._usual
         )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from distillspec.serving.base.catch_up import ALONG
+from distillspec.serving.base.rows import RowView
 from distillspec.serving.control.allocation import Allocation
-from distillspec.serving.control.base import RowView
 from distillspec.serving.costs.latency import LatencyModel
 
 PAYS_BACK = 24  # steps in which the reading of a text by a draft must pay

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.base import Option, RowView, evidence
 from distillspec.serving.costs.latency import LatencyModel
 
 
@@ -27,10 +27,7 @@ def _best(row: RowView, rows: int, acceptance: AcceptanceEstimate, latency: Late
 
 
 def _goodput(row: RowView, option: Option, rows: int, acceptance: AcceptanceEstimate, latency: LatencyModel) -> float:
-    kind = evidence(option)
-    belief = row.belief if option.drafted_by_model else None
-    known = None if belief is None else [belief]
-    survival = acceptance.survival([row.sequence_id], [kind] if kind else None, known)[0]
+    survival = acceptance.of_rows([row.with_option(option)])[0, :, 0].cumprod()
     return chain_goodput(survival[: option.limit].tolist(), option, row.context_tokens, rows, latency)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy
 
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation, Batch, Besides, best_by_row, best_for_all, expected
-from distillspec.serving.control.base import BatchView, RowView, evidence
 from distillspec.serving.control.bounded import best_within
 from distillspec.serving.control.candidates import Candidates
 from distillspec.serving.costs.drafted import Ints
@@ -65,11 +65,8 @@ class StepBatch:
         """
         rows = view.rows
         columns: Sequence[tuple[Any, ...]] = list(zip(*rows, strict=True)) or [()] * len(RowView._fields)
-        names, written, levels, by_model, *_ = columns
-        kinds = list(map(evidence, rows))
-        beliefs = [row.belief for row in rows]
-        known = None if all(belief is None for belief in beliefs) else beliefs
-        chances, gains = acceptance.chances(names, kinds if any(kinds) else None, known, hope=hope), None
+        _, written, levels, by_model, *_ = columns
+        chances, gains = acceptance.of_rows(rows, hope=hope), None
         if trees is not None:
             wide = numpy.array([row.wide for row in rows], dtype=bool)
             gains = trees.survival(chances) * (trees.spine | wide[:, None])
@@ -95,11 +92,6 @@ class StepBatch:
             return Part(own, batch)
 
         return cls([part(source, own) for source, own in groups.items()])
-
-    @property
-    def latency(self) -> LatencyModel:
-        """The costs that the first part's lengths are chosen by."""
-        return self.parts[0].batch.latency
 
     def best(self, *, alike: bool) -> Allocation:
         """Return the lengths of highest goodput. `alike`: one length for all rows of a draft."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from typing import NamedTuple
 
 from distillspec.serving.base.catch_up import catch_up_cost
 from distillspec.serving.base.draft_change import DraftChange
@@ -11,6 +12,29 @@ from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel, draft_work, guessed
 from distillspec.serving.costs.live_costs import GUESSED, MEASURED, LiveCosts
 from distillspec.serving.costs.table import CostTable
+
+
+class RowWork(NamedTuple):
+    """Work of a decoding row in a step.
+
+    unread_tokens: of its text, that its draft had not read. None: no draft was to draft. A row that is far behind is
+        read on, and drafts nothing yet.
+    at_once: its draft drafts blocks.
+    reads: nodes that each pass of the draft read first of the row, None: one for each token of a chain. Drafting level
+        by level reads those before again, which costs little beside.
+    """
+
+    context_tokens: int  # in the cache
+    proposed: int  # nodes that were drafted
+    unread_tokens: int | None = None
+    source: str = DRAFT
+    at_once: bool = False
+    reads: tuple[int, ...] | None = None
+
+    @property
+    def levels(self) -> int:
+        """Levels that were drafted."""
+        return self.proposed if self.reads is None else len(self.reads)
 
 
 class LiveLatency:
@@ -52,74 +76,44 @@ class LiveLatency:
             self._drafts[source] = LiveCosts(known.table.scaled(change.times), GUESSED)
 
     def observe(
-        self,
-        contexts: Sequence[int],
-        proposed: Sequence[int],
-        unread_tokens: Sequence[int | None],
-        prefill_tokens: int,
-        target_s: float,
-        draft_s: Mapping[str, float],
-        at_once: frozenset[str] = frozenset(),
-        reads: Sequence[Sequence[int]] | None = None,
-        sources: Sequence[str] | None = None,
+        self, rows: Sequence[RowWork], prefill_tokens: int, target_s: float, draft_s: Mapping[str, float]
     ) -> bool:
         """Learn from a step.
 
         Args:
-            contexts: tokens of each decoding row in the cache.
-            proposed: tokens that each row drafted.
-            unread_tokens: of each row, those that the draft model had not read, None if it was not to draft. A row that
-                is far behind is read on, and drafts nothing yet.
             prefill_tokens: prompt tokens in the target's pass.
             target_s: seconds of the target's pass.
             draft_s: seconds of all passes of each draft.
-            at_once: drafts of blocks.
-            reads: nodes that each of the draft's passes read first of a row, None: one for each token of a chain.
-                Drafting level by level reads those before again, which costs little beside.
-            sources: the draft of each row, None: an only one.
 
         Returns:
             True if the times could be predicted well enough to judge by.
         """
-        tokens = sum(proposed) + len(contexts) + prefill_tokens
-        sure = self._target.observe(sum(contexts), [tokens] if tokens else [], target_s, len(contexts))
+        proposed = sum([row.proposed for row in rows])
+        tokens = proposed + len(rows) + prefill_tokens
+        context = sum([row.context_tokens for row in rows])
+        sure = self._target.observe(context, [tokens] if tokens else [], target_s, len(rows))
         if not self._drafts:
             return sure
-        if not any(proposed):
+        if not proposed:
             self._guess_draft(tokens)
             return sure
         self._guess = None
-        depths = proposed if reads is None else list(map(len, reads))
-        sources = [DRAFT] * len(contexts) if sources is None else sources
         for source, seconds in draft_s.items():
-            lengths = [
-                0 if unread is None or own != source else k
-                for k, unread, own in zip(depths, unread_tokens, sources, strict=True)
-            ]
             if source not in self._drafts:
                 self.draft_changed(DraftChange(source))
-            unread = [tokens for tokens, own in zip(unread_tokens, sources, strict=True) if tokens and own == source]
-            own_sure = self._observe_draft(source, contexts, lengths, unread, seconds, source in at_once, reads)
-            sure = own_sure and sure
+            own = [row for row in rows if row.source == source and row.unread_tokens is not None]
+            sure = self._observe_draft(source, own, seconds) and sure
         return sure
 
-    def _observe_draft(
-        self,
-        source: str,
-        contexts: Sequence[int],
-        lengths: Sequence[int],
-        unread_tokens: Sequence[int],
-        seconds: float,
-        at_once: bool,
-        reads: Sequence[Sequence[int]] | None,
-    ) -> bool:
-        """Learn from the passes of one draft over the rows with a length, and over texts that it had not read."""
-        work = draft_work(contexts, lengths, at_once)
+    def _observe_draft(self, source: str, rows: Sequence[RowWork], seconds: float) -> bool:
+        """Learn from the passes of one draft over the rows that drafted, and over texts that it had not read."""
+        at_once = any(row.at_once for row in rows)
+        work = draft_work([row.context_tokens for row in rows], [row.levels for row in rows], at_once)
         passes: list[float] = [*work.passes]
-        if reads is not None and not at_once:
-            own = [row for row, length in zip(reads, lengths, strict=True) if length]
-            passes = [float(sum(level)) for level in zip_longest(*own, fillvalue=0)]
-        further, own_passes = catch_up_cost(unread_tokens)
+        if not at_once and any(row.reads is not None for row in rows):
+            levels = [row.reads for row in rows if row.reads]
+            passes = [float(sum(level)) for level in zip_longest(*levels, fillvalue=0)]
+        further, own_passes = catch_up_cost([row.unread_tokens for row in rows if row.unread_tokens])
         if own_passes or (further and not passes):
             passes.append(further)
         elif further:

@@ -79,6 +79,10 @@ class Recordings(Generic[Recording]):
     def __len__(self) -> int:
         return len(self._made)
 
+    def clear(self) -> None:
+        """Drop what was recorded: tensors that it reads lie elsewhere."""
+        self._made.clear()
+
     def get(self, shape: Hashable, record: Callable[[], Recording]) -> Recording | None:
         """Return the recording of a shape, made now if there is none. None: run it unrecorded."""
         if shape in self._made:

@@ -23,9 +23,9 @@ from typing import Any
 from torch import Tensor
 
 from distillspec.serving.base.threads import compute_alone
-from distillspec.serving.control.wrapped import known_costs
 from distillspec.serving.costs.hardware_profile import machine
 from distillspec.serving.costs.kept_costs import cost_key, keep_costs
+from distillspec.serving.costs.known import known_costs
 from distillspec.serving.engine import Engine
 from distillspec.serving.online.bootstrap import first_draft
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper

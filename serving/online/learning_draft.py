@@ -8,7 +8,7 @@ from typing import Any
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.control.wrapped import known_costs
+from distillspec.serving.costs.known import known_costs
 from distillspec.serving.engine import Engine
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
 from distillspec.serving.online.gate.judge import Judge

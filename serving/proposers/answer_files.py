@@ -11,6 +11,7 @@ from distillspec.errors import RunError
 from distillspec.files import private_file, private_folder, write_private
 
 Owner = tuple[str, str]  # tenant, cache salt
+FILES = 1024  # the most that are kept
 MARK = -1  # before each text: MARK, its number of tokens, its tokens
 
 
@@ -55,6 +56,8 @@ class AnswerFiles:
     def append(self, owner: Owner, text: Sequence[int]) -> None:
         """Add a text. Nothing is forced to the disk: the newest may be lost with the machine. Raises OSError."""
         file = self._file(owner)
+        if not file.exists():
+            self._make_room()
         private_file(file)
         with file.open("ab") as handle:
             handle.write(_packed(text))
@@ -63,6 +66,12 @@ class AnswerFiles:
         """Remove all files of a tenant. Raises OSError."""
         for file in self.folder.glob(f"{_hashed(tenant)}-*.tokens"):
             file.unlink(missing_ok=True)
+
+    def _make_room(self) -> None:
+        """Remove the file written longest ago where there are too many: each cache salt has one of its own."""
+        files = list(self.folder.glob("*.tokens"))
+        if len(files) >= FILES:
+            min(files, key=lambda file: file.stat().st_mtime).unlink()
 
     def _file(self, owner: Owner) -> Path:
         tenant, salt = owner

@@ -85,7 +85,10 @@ class Proposer(Protocol):
         ...
 
     def leave_slot(self, sequence: SequenceState) -> None:
-        """Learn that a sequence is about to lose its slot. With a finish reason it does not come back."""
+        """Learn that a sequence is about to lose its slot, or ends without one.
+
+        With a finish reason it does not come back.
+        """
         ...
 
 

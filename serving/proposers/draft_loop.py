@@ -47,6 +47,11 @@ class DraftLoop:
         """Drop all recordings."""
         self._recordings = None
 
+    def record_again(self) -> None:
+        """Drop all recordings, and record further ones: the states that they read lie elsewhere."""
+        if self._recordings is not None:
+            self._recordings.clear()
+
     @property
     def shapes(self) -> int:
         """Number of recorded loops."""

@@ -77,8 +77,8 @@ class Ngram:
     ) -> None:
         self.longest, self.least, self.depth, self.wide = longest, least, depth, wide
         self.nodes = min(nodes, MOST_NODES)
-        self._tables = TenantTables[NgramCounts](lambda: NgramCounts(longest, contexts))
-        self._tables.make()  # refuses impossible options now, not with the first request
+        self._tables = TenantTables[NgramCounts](lambda _: NgramCounts(longest, contexts))
+        self._tables.make(("", ""))  # refuses impossible options now, not with the first request
         self._read: dict[str, int] = {}  # by sequence, tokens learnt from
         self._outlooks: dict[str, Outlook] = {}  # by sequence
         self._calibration = Calibration()
@@ -127,8 +127,9 @@ class Ngram:
 
     def leave_slot(self, sequence: SequenceState) -> None:
         """Learn from the end of a text, and forget a sequence that does not come back."""
-        self._read[sequence.id] = max(self._read.get(sequence.id, 1), len(sequence.tokens) - AT_ONCE)
-        self._learn(sequence)
+        if sequence.slot is not None or sequence.finish_reason is None:  # else it ends while it waits
+            self._read[sequence.id] = max(self._read.get(sequence.id, 1), len(sequence.tokens) - AT_ONCE)
+            self._learn(sequence)
         self._outlooks.pop(sequence.id, None)
         self._named.pop(sequence.id, None)
         if sequence.finish_reason is not None:
@@ -147,7 +148,7 @@ class Ngram:
         if start >= len(tokens) or not sequence.request.log:
             return
         end = self._read[sequence.id] = min(len(tokens), start + AT_ONCE)
-        table = self._tables.of(sequence)
+        table = self._tables.of(sequence.request.cache_key)
         for place in range(start, end):
             table.learn(tokens[max(0, place - self.longest) : place], tokens[place])
 
@@ -193,7 +194,9 @@ class Ngram:
             outlook = self._outlooks[sequence.id] = Outlook(len(sequence.tokens), {})
         if drafted not in outlook.behind:
             end = [*sequence.tokens[-self.longest :], *drafted][-self.longest :]
-            shares = [(-share, token) for token, share in self._tables.of(sequence).shares(end).items()]
+            shares = [
+                (-share, token) for token, share in self._tables.of(sequence.request.cache_key).shares(end).items()
+            ]
             outlook.behind[drafted] = {token: -share for share, token in sorted(shares) if -share >= self.least}
         return outlook.behind[drafted]
 

@@ -39,14 +39,14 @@ class TokenRecycling:
         if best < 1:
             raise ConfigError(f"proposer_options.best={best} must be at least 1")
         self.best = min(best, vocabulary)
-        self._tables = TenantTables[Table](lambda: numpy.full((vocabulary, self.best), -1, dtype=numpy.int32))
+        self._tables = TenantTables[Table](lambda _: numpy.full((vocabulary, self.best), -1, dtype=numpy.int32))
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         return [self._tree(request.sequence, request.trees[0].shape) for request in requests]
 
     def prospect(self, sequence: SequenceState) -> Prospect:
         """Return a prospect of no tokens where nothing is known behind the newest one."""
-        known = self._tables.of(sequence)[sequence.tokens[-1], 0] >= 0
+        known = self._tables.of(sequence.request.cache_key)[sequence.tokens[-1], 0] >= 0
         return Prospect(ANY if known else 0, False, ONE_TOKEN, source=RECYCLED, wide=True)
 
     def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
@@ -58,7 +58,7 @@ class TokenRecycling:
             tokens = numpy.array([window.sequence.tokens[-1], *window.tree.tokens])
             own = slice(first, first := first + len(tokens))
             if window.sequence.request.log:
-                self._tables.of(window.sequence)[tokens[sound[own]]] = best[own][sound[own]]
+                self._tables.of(window.sequence.request.cache_key)[tokens[sound[own]]] = best[own][sound[own]]
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Do nothing: `see` has learnt from the step."""
@@ -71,7 +71,7 @@ class TokenRecycling:
         self._tables.forget(tenant)
 
     def _tree(self, sequence: SequenceState, shape: TreeShape) -> TokenTree:
-        table = self._tables.of(sequence)
+        table = self._tables.of(sequence.request.cache_key)
 
         def behind(path: Sequence[int]) -> list[int]:
             entries: list[int] = table[path[-1] if path else sequence.tokens[-1]].tolist()

@@ -10,6 +10,7 @@ from pathlib import Path
 from distillspec.errors import ConfigError
 from distillspec.serving.proposers.answer_files import AnswerFiles, Owner
 from distillspec.serving.proposers.suffix_index import LONGEST, SuffixIndex
+from distillspec.serving.proposers.tenant_tables import TenantTables
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,8 @@ class SuffixStore:
     A folder that fails is logged, and the texts stay in memory.
 
     Args:
-        tokens: the most tokens of an owner. Older texts give way.
+        tokens: the most tokens of an owner. Older texts give way. Memory holds the owners served last (`OWNERS`), a
+            folder those that wrote last (`FILES`).
         vocabulary: ids are below it.
         shared: one store for all. What one tenant was answered may then be proposed to another: it changes no output,
             but what is proposed can be seen from response times.
@@ -47,17 +49,12 @@ class SuffixStore:
             raise ConfigError(f"proposer_options.tokens={tokens} must be at least {2 * LONGEST}")
         self.tokens, self.shared, self.exclude = tokens, shared, frozenset(exclude)
         self._files = None if folder is None else AnswerFiles(Path(folder), vocabulary)
-        self._indices: dict[Owner, SuffixIndex] = {}
+        self._indices = TenantTables[SuffixIndex](self._indexed)
         self._appended: Counter[Owner] = Counter()  # tokens since the file was cut
 
     def index(self, owner: Owner) -> SuffixIndex:
         """Return an owner's texts, read from the folder at first."""
-        owner = EVERYBODY if self.shared else owner
-        if owner not in self._indices:
-            index = self._indices[owner] = SuffixIndex(self.tokens)
-            for text in self._read(owner):
-                index.add(text)
-        return self._indices[owner]
+        return self._indices.of(EVERYBODY if self.shared else owner)
 
     def add(self, owner: Owner, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Take in a finished answer."""
@@ -79,12 +76,18 @@ class SuffixStore:
     def forget(self, tenant: str) -> None:
         """Delete a tenant's texts, in memory and on disk. In a shared store they cannot be told apart: all go."""
         tenant = EVERYBODY[0] if self.shared else tenant
-        self._indices = {owner: index for owner, index in self._indices.items() if owner[0] != tenant}
+        self._indices.forget(tenant)
         if self._files is not None:
             try:
                 self._files.delete(tenant)
             except OSError:
                 log.exception("answers of a tenant that was deleted are still on disk")
+
+    def _indexed(self, owner: Owner) -> SuffixIndex:
+        index = SuffixIndex(self.tokens)
+        for text in self._read(owner):
+            index.add(text)
+        return index
 
     def _read(self, owner: Owner) -> list[list[int]]:
         """Return an owner's texts on disk, and cut its file to the newest."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.proposers.answer_files import Owner
 
 OWNERS = 64  # whose tables are kept
@@ -17,23 +16,30 @@ Table = TypeVar("Table")
 class TenantTables(Generic[Table]):
     """Tables by tenant and cache salt, made when they are first asked for. The owners served last keep theirs.
 
+    Where there are too many, the tenant with the most owners loses the one served longest ago: one that sends a new
+    salt with every request displaces its own.
+
     Args:
-        make: returns an empty table.
+        make: returns an owner's table as it starts.
     """
 
-    def __init__(self, make: Callable[[], Table]) -> None:
+    def __init__(self, make: Callable[[Owner], Table]) -> None:
         self.make = make
         self._tables: OrderedDict[Owner, Table] = OrderedDict()  # the owner served last at the end
 
-    def of(self, sequence: SequenceState) -> Table:
-        """Return the table of a sequence's owner."""
-        owner = sequence.request.cache_key
+    def of(self, owner: Owner) -> Table:
+        """Return the table of an owner."""
         if owner not in self._tables:
-            self._tables[owner] = self.make()
-            if len(self._tables) > OWNERS:
-                self._tables.popitem(last=False)
+            if len(self._tables) >= OWNERS:
+                self._drop_one()
+            self._tables[owner] = self.make(owner)
         self._tables.move_to_end(owner)
         return self._tables[owner]
+
+    def _drop_one(self) -> None:
+        counts = Counter([tenant for tenant, _ in self._tables])
+        most = max(counts.values())
+        del self._tables[next(owner for owner in self._tables if counts[owner[0]] == most)]
 
     def forget(self, tenant: str) -> None:
         """Delete a tenant's tables."""

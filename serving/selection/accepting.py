@@ -8,7 +8,7 @@ from zlib import crc32
 
 import numpy
 
-from distillspec.serving.control.base import RowView
+from distillspec.serving.base.rows import RowView
 from distillspec.serving.costs.table import Floats
 
 DOMAINS, WORDS = 32, 128  # places that domains and prompt tokens are hashed to

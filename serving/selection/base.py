@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from distillspec.serving.base.draft_change import DraftChange
-from distillspec.serving.control.base import Option, RowView, StepResult
+from distillspec.serving.base.plans import StepResult
+from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.costs.latency import LatencyModel
 
 Choices = Mapping[str, str | None]  # row → its draft, None: none drafts for it

@@ -10,7 +10,8 @@ from random import Random
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.draft_change import DraftChange
-from distillspec.serving.control.base import RowView, StepResult
+from distillspec.serving.base.plans import StepResult
+from distillspec.serving.base.rows import RowView
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of
 from distillspec.serving.selection.rewards import ALL, Rewards, row_rewards
 

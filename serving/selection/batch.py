@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from distillspec.serving.control.base import Option
+from distillspec.serving.base.rows import Option
 from distillspec.serving.costs.latency import LatencyModel
 
 RATE = 0.05  # of the averages over steps

@@ -10,7 +10,8 @@ from random import Random
 
 from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.base.draft_change import DraftChange
-from distillspec.serving.control.base import Option, RowView, StepResult, decoding_rows
+from distillspec.serving.base.plans import StepResult, decoding_rows
+from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.costs.table import Floats
 from distillspec.serving.selection.accepting import Accepting, features, sigmoid
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of

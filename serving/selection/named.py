@@ -7,9 +7,9 @@ from typing import Any
 
 from distillspec.config.registry import SELECTIONS, check_options, find
 from distillspec.errors import ConfigError
-from distillspec.serving.control.base import LengthController
-from distillspec.serving.control.fixed import FixedLength
-from distillspec.serving.control.wrapped import innermost
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.fixed import FixedLength
+from distillspec.serving.base.wrapped import innermost
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.selection.base import Selection, SelectionParts
 from distillspec.serving.selection.selecting import SelectingController

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from distillspec.serving.control.base import Option
+from distillspec.serving.base.rows import Option
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.selection.batch import Habit, Others, Priced
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from distillspec.serving.control.base import StepResult, decoding_rows
+from distillspec.serving.base.plans import StepResult, decoding_rows
 from distillspec.serving.selection.base import Choices
 
 Key = tuple[Hashable, str]  # what is told apart, and the draft

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from distillspec.serving.base.catch_up import ALONG, MOST
+from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.draft_change import DraftChange
-from distillspec.serving.control.base import BatchView, LengthController, Plan, Reading, StepResult, decoding_rows
-from distillspec.serving.control.wrapped import WrappedController, known_costs
+from distillspec.serving.base.plans import Plan, Reading, StepResult, decoding_rows
+from distillspec.serving.base.rows import BatchView
+from distillspec.serving.base.wrapped import WrappedController
+from distillspec.serving.costs.known import known_costs
 from distillspec.serving.costs.latency import LatencyModel, guessed
 from distillspec.serving.selection.base import KEEP_EVERY, Choices, Selection, drafts_of, only
 

@@ -28,7 +28,7 @@ class SlotFollower(Protocol):
         ...
 
     def leave_slot(self, sequence: SequenceState) -> None:
-        """Learn that a sequence is about to lose its slot."""
+        """Learn that a sequence is about to lose its slot, or ends without one."""
         ...
 
     def copy(self, moves: Sequence[Move]) -> None:
@@ -208,6 +208,7 @@ class SequenceManager:
         """Remove a sequence that has a finish reason. The last of a request makes its output."""
         if sequence.status is Status.WAITING:
             self._wait_no_more(sequence)
+            self.caches.leave_slot(sequence)  # it may have had one, and be remembered for its return
         self._leave_slot(sequence)
         sequence.status, sequence.stats.finished_s = Status.FINISHED, now
         text = self.texts.pop(sequence.id).text

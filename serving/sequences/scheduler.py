@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
+from distillspec.serving.base.controllers import AdmissionController, AdmissionView, LengthController, WaitingView
 from distillspec.serving.base.requests import SequenceState, Status
-from distillspec.serving.control.base import AdmissionController, AdmissionView, LengthController, WaitingView
-from distillspec.serving.control.wrapped import innermost
+from distillspec.serving.base.wrapped import innermost
 
 MIN_PREFIX = 16  # shared tokens below which copying is not worth it
 

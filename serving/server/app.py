@@ -82,10 +82,7 @@ async def _tick(state: AppState) -> None:
 
 async def _poll_online(state: AppState) -> None:
     while state.online is not None:
-        try:
-            await state.update_online_figures()
-        except Exception:  # the figures shown stay, and are read again later
-            log.exception("cannot read the figures of online adaptation")
+        await state.update_online_figures()
         await asyncio.sleep(ONLINE_POLL_S)
 
 

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SINGLE = ("host", "authorization", "content-length", "content-type", "transfer-encoding")
 QUIET = ("/health", "/metrics", "/dashboard/events")  # polled all the time: not logged
+HEADER_BYTES = 16 << 10  # of the request line and headers, as h11 itself allows by default: clients send less
 CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
 
@@ -53,6 +54,7 @@ class Guard:
         token = REQUEST_ID.set(answer.request_id)
         started_s = time.monotonic()
         try:
+            _check_size(scope)
             self._check(headers)
             await self.app(scope, body, answer)
         except ApiError as error:
@@ -186,6 +188,13 @@ def _request_id(headers: Headers) -> str:
 def _host_name(host: str) -> str:
     """Return a Host header without its port."""
     return host.rpartition(":")[0] if re.fullmatch(r".*:\d+", host) else host
+
+
+def _check_size(scope: Scope) -> None:
+    """Refuse a long request line and headers. h11 bounds those that come in pieces alone."""
+    target = len(scope["raw_path"]) + len(scope["query_string"])
+    if target + sum([len(name) + len(value) for name, value in scope["headers"]]) > HEADER_BYTES:
+        raise ApiError(400, f"request line and headers are above {HEADER_BYTES >> 10} KiB", headers=CLOSE)
 
 
 def _reason(status: int, code: str | None) -> str:

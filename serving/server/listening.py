@@ -19,10 +19,10 @@ from distillspec.config import ServerConfig
 from distillspec.errors import ConfigError
 from distillspec.serving.selection.selecting import selecting
 from distillspec.serving.server.answers.app_state import AppState
+from distillspec.serving.server.guard import HEADER_BYTES
 from distillspec.serving.server.http.protocol import with_time_limits
 
 FLUSH_S = 5  # to send the last bytes of finished answers
-HEADER_BYTES = 16 << 10  # of the request line and headers, as h11 itself allows by default: clients send less
 DEAD_S = 10.0  # that a server answers 503 after its engine has failed for good, before it ends
 KEEP_ALIVE_S = 75  # of idle connections: longer than clients and proxies, or they may use one that closes
 

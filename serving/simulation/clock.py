@@ -8,9 +8,9 @@ from itertools import pairwise
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.params import SamplingParams
+from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import Request, RequestStats, SequenceState
 from distillspec.serving.bench.step_record import StepRecord
-from distillspec.serving.control.base import StepResult
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.simulation.executor import SimulatedExecutor

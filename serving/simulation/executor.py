@@ -9,10 +9,11 @@ from random import Random
 from typing import NamedTuple
 
 from distillspec.serving.base.acceptance import RowResult, Trial
+from distillspec.serving.base.plans import Plan, RowPlan
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowView
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.execution.kv_cache import Drop, Move, Prefix
 from distillspec.serving.proposers.base import Prospect

@@ -12,12 +12,14 @@ import numpy
 from distillspec.config.engine import EngineConfig
 from distillspec.config.registry import CONTROLLERS
 from distillspec.errors import ConfigError
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.fixed import FixedTree
+from distillspec.serving.base.plans import Plan, RowPlan, StepResult
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.shape import TreeShape
+from distillspec.serving.baselines.named import CONTROLLER_NAMES, FIXED, named_controller
+from distillspec.serving.baselines.smartspec import SmartSpecController
 from distillspec.serving.control.allocation import Batch, best_by_row
-from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, RowView, StepResult
-from distillspec.serving.control.fixed import FixedTree
-from distillspec.serving.control.named import CONTROLLER_NAMES, FIXED, named_controller
-from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.selection.baselines import ByRequest
 from distillspec.serving.selection.named import compared_selection

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy
 
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.plans import StepResult
+from distillspec.serving.base.wrapped import WrappedController
 from distillspec.serving.bench.records import RequestRecord
-from distillspec.serving.control.base import LengthController, StepResult
-from distillspec.serving.control.wrapped import WrappedController
 from distillspec.serving.simulation.acceptance_trace import NEVER, AcceptanceTrace
 from distillspec.serving.simulation.workload import SimulatedRequest
 

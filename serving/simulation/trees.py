@@ -8,9 +8,10 @@ import numpy
 from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
+from distillspec.serving.base.fixed import alike
+from distillspec.serving.base.plans import Plan, StepResult
+from distillspec.serving.base.rows import BatchView
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.control.base import BatchView, Plan, StepResult
-from distillspec.serving.control.fixed import alike
 from distillspec.serving.costs.latency import LatencyModel
 
 PRIOR, PRIOR_TRIALS = 0.4, 4.0  # acceptance of a head's first candidate, and its weight in trials

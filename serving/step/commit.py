@@ -98,7 +98,7 @@ class Committer:
         for place, (window, judgement) in enumerate(zip(windows, judgements, strict=True)):
             verdict = judgement.verdict
             if verdict is None:
-                results.append(self._retry_without_draft(window) if len(window.tree) else self._fail(window))
+                results.append(self._retry_without_draft(window, proposer) if len(window.tree) else self._fail(window))
                 continue
             self._keep_path(window, verdict, logits.device)
             result = self._keep(window, verdict, logprobs.get(place, []), proposer)
@@ -117,12 +117,14 @@ class Committer:
                 self.sequences.finish(window.sequence, now)
         return tuple(results)
 
-    def _retry_without_draft(self, window: VerificationWindow) -> RowResult:
+    def _retry_without_draft(self, window: VerificationWindow, proposer: Proposer | None) -> RowResult:
         """End speculation for a row with NaN. A drafted token may be the cause, so the next step reads none."""
         sequence = window.sequence
         sequence.speculates = False
         sequence.failed_sources.update([group.source for group in window.tree.groups])
         self.cache.clear(sequence.held_slot, sequence.computed)
+        if proposer is not None:  # it has read the newest token, and another draft may be put in its place
+            proposer.committed(sequence, window.tree, ())
         return _result(window, (), 0)
 
     def _fail(self, window: VerificationWindow) -> RowResult:
@@ -146,11 +148,14 @@ class Committer:
         sequence.candidates = (verdict.next_token, *verdict.others) if verdict.others else ()
         before = sequence.output_length
         text = self._append(sequence, _tokens(window, verdict))
-        result = _result(window, path, sequence.output_length - before)
+        emitted = sequence.output_length - before
+        # A target that gives candidates in place of a token has judged the nodes behind the path, too.
+        judged = emitted + bool(verdict.others and sequence.finish_reason is None)
+        result = _result(window, path, emitted, judged)
         sequence.logprobs += logprobs[: result.emitted]
+        self.sequences.deltas.append(delta(sequence, before, text))  # first: a proposer of one's own may raise
         if proposer is not None:
             proposer.committed(sequence, tree, path)
-        self.sequences.deltas.append(delta(sequence, before, text))
         return result
 
     def _keep_path(self, window: VerificationWindow, verdict: TreeVerdict, device: torch.device) -> None:
@@ -187,9 +192,9 @@ class Committer:
         return "".join(pieces)
 
 
-def _result(window: VerificationWindow, path: tuple[int, ...], emitted: int) -> RowResult:
+def _result(window: VerificationWindow, path: tuple[int, ...], emitted: int, judged: int = 0) -> RowResult:
     sequence, tree = window.sequence, window.tree
-    trials = trials_of(tree, path, emitted)
+    trials = trials_of(tree, path, judged)
     drawn = () if tree.is_chain else (tree.parents, path)
     nodes, accepted = len(tree) - len(tree.roots), len(path) - bool(tree.roots and path)
     return RowResult(sequence.id, tree.depth, nodes, accepted, emitted, trials, sequence.request.domain, *drawn)

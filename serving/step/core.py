@@ -12,17 +12,11 @@ import torch
 
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
+from distillspec.serving.base.controllers import KnowsDrafts, LengthController, PlansTrees
 from distillspec.serving.base.draft_change import DraftChange
+from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import Request, SequenceState, Status
-from distillspec.serving.control.base import (
-    BatchView,
-    KnowsDrafts,
-    LengthController,
-    Option,
-    PlansTrees,
-    RowView,
-    StepResult,
-)
+from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.manager import SequenceManager
@@ -144,8 +138,9 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """True while requests are unfinished or messages are queued."""
-        return bool(self._messages or self.sequences.unfinished)
+        """True while requests are unfinished, messages are queued, or a failed step has left outputs to deliver."""
+        sequences = self.sequences
+        return bool(self._messages or sequences.unfinished or sequences.done or sequences.deltas)
 
     @torch.inference_mode()
     def step(self) -> StepOutput:

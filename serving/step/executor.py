@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.plans import Plan
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.control.base import BatchView, Plan
+from distillspec.serving.base.rows import BatchView
 from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.manager import SequenceManager, SlotFollower
 from distillspec.serving.step.micro_batches import split

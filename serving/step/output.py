@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import RequestOutput, SequenceDelta
-from distillspec.serving.control.base import StepResult
 
 
 @dataclass(frozen=True)

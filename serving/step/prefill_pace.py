@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distillspec.serving.control.base import StepResult
+from distillspec.serving.base.plans import StepResult
 
 LEAST = 16  # tokens: a pass of fewer takes hardly less time
 PATIENCE_S = 1.0  # prompts that wait are read within about so long, whatever that costs the others

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from distillspec.models import LanguageModel
+from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.control.base import StepResult
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.online.judging.evidence import Costs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,19 +17,24 @@ from distillspec.serving.base.threads import compute_alone
 from distillspec.serving.engine import Engine
 from distillspec.serving.selection.selecting import selecting
 from distillspec.serving.server.answers.text import TextCodec
+from distillspec.serving.server.answers.turns import TenantTurns
 from distillspec.serving.server.bridge.adjustable import AdjustableController
 from distillspec.serving.server.bridge.bridge import EngineBridge
 from distillspec.serving.server.bridge.catalogue import DraftCatalogue
 from distillspec.serving.server.bridge.engine_thread import StepReport
 from distillspec.serving.server.bridge.online_control import OnlineControl
+from distillspec.serving.server.http.errors import full
 from distillspec.serving.server.http.keys import KeyRing
 from distillspec.serving.server.observability.domains import IDLE_S, Domains
 from distillspec.serving.server.observability.metrics import Metrics
 from distillspec.serving.server.observability.telemetry import Telemetry
 from distillspec.serving.server.observability.tracing import Tracing
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 TOKENIZER_THREADS = 2  # few: the engine needs the cores
+MOST_COUNTING = 16  # requests of a tenant that wait for their tokens to be counted
 
 
 @dataclass
@@ -52,8 +58,8 @@ class AppState:
     started: int = field(default_factory=lambda: int(time.time()))
     closing: asyncio.Event = field(default_factory=asyncio.Event)  # set when long-lived streams should end
     _admin_work: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _tokenizer_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOKENIZER_THREADS))
-    _counting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    tokenizing: TenantTurns = field(default_factory=lambda: TenantTurns(TOKENIZER_THREADS))
+    counting: TenantTurns = field(default_factory=lambda: TenantTurns(1))
 
     def __post_init__(self) -> None:
         self.bridge = EngineBridge(
@@ -81,26 +87,34 @@ class AppState:
         async with self._admin_work:
             return await asyncio.to_thread(alone)
 
-    async def in_tokenizer_thread(self, work: Callable[[], T]) -> T:
+    async def in_tokenizer_thread(self, work: Callable[[], T], tenant: str) -> T:
         """Tokenise prompts in another thread, `TOKENIZER_THREADS` requests at a time. The event loop goes on."""
-        async with self._tokenizer_slots:
-            task = asyncio.ensure_future(asyncio.to_thread(work))
-            try:
-                return await asyncio.shield(task)
-            finally:  # a client that disconnects does not end the thread, which keeps its slot
-                await asyncio.gather(task, return_exceptions=True)
+        return await _in_thread(self.tokenizing, work, tenant)
 
-    async def in_counting_thread(self, work: Callable[[], T]) -> T:
-        """Tokenise for /tokenize and /detokenize in another thread, one request at a time. Prompts do not wait."""
-        async with self._counting:
-            return await asyncio.to_thread(work)
+    async def in_counting_thread(self, work: Callable[[], T], tenant: str) -> T:
+        """Tokenise for /tokenize and /detokenize in another thread, one request at a time. Prompts do not wait.
+
+        Raises:
+            ApiError: too many of the tenant wait.
+        """
+        if self.counting.waiting(tenant) >= MOST_COUNTING:
+            raise full(
+                self.config.full_status,
+                f"{MOST_COUNTING} of your requests wait for their tokens to be counted; try again later",
+            )
+        return await _in_thread(self.counting, work, tenant)
 
     async def update_online_figures(self) -> None:
-        """Read the figures of online adaptation for /metrics and the dashboard."""
-        if self.online is not None:
+        """Read the figures of online adaptation for /metrics and the dashboard. If that fails, those shown stay."""
+        if self.online is None:
+            return
+        try:
             figures = await asyncio.to_thread(self.online.figures)
-            self.metrics.observe_online(figures)
-            self.telemetry.online = figures
+        except Exception:
+            log.exception("cannot read the figures of online adaptation")
+            return
+        self.metrics.observe_online(figures)
+        self.telemetry.online = figures
 
     def _forget_domain(self, name: str) -> None:
         self.metrics.acceptance.forget_domain(name)
@@ -112,6 +126,15 @@ class AppState:
         for output in report.output.finished:
             self.metrics.observe_finished(output)
             self.telemetry.observe_finished(output)
+
+
+async def _in_thread(turns: TenantTurns, work: Callable[[], T], tenant: str) -> T:
+    async with turns.place(tenant):
+        task = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(task)
+        finally:  # a client that disconnects does not end the thread, which keeps its place
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def app_state_of(request: HttpRequest) -> AppState:

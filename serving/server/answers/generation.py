@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -17,12 +18,11 @@ from distillspec.serving.sequences.detokenize import Detokenizer
 from distillspec.serving.server.answers.app_state import AppState
 from distillspec.serving.server.answers.parsed_request import ParsedRequest, check_request, engine_requests, tokenise
 from distillspec.serving.server.answers.replies import Head, Json, Replies, chunk, full_body, speculation, usage
-from distillspec.serving.server.answers.stream import DONE, EventStream, event, unless_disconnected
+from distillspec.serving.server.answers.stream import CLIENT_LEFT, DONE, EventStream, event, unless_disconnected
 from distillspec.serving.server.bridge.request_stream import Delta, RequestStream
 from distillspec.serving.server.http.errors import ApiError
 from distillspec.serving.server.observability.logs import access
 
-CLIENT_LEFT = 499  # nginx's status for a client that went away
 FAILED = ("abort", "error")  # finish reasons of answers that were not written to their end
 
 
@@ -39,7 +39,7 @@ async def answer(state: AppState, http: HttpRequest, parsed: ParsedRequest, repl
     """
     check_request(state, parsed)
     with state.bridge.reserve(parsed.answers, parsed.tenant):
-        work = state.in_tokenizer_thread(lambda: tokenise(state, parsed))
+        work = state.in_tokenizer_thread(lambda: tokenise(state, parsed), parsed.tenant)
         tokenised = await unless_disconnected(http.receive, work)
     if tokenised is None:
         return Response(status_code=CLIENT_LEFT)
@@ -48,10 +48,10 @@ async def answer(state: AppState, http: HttpRequest, parsed: ParsedRequest, repl
     if parsed.body.stream:
         return EventStream(generation.events(), generation.close)
     try:
-        body = await unless_disconnected(http.receive, generation.collect())
+        response = await unless_disconnected(http.receive, generation.collect())
     finally:
         generation.close()
-    return Response(status_code=CLIENT_LEFT) if body is None else JSONResponse(body)
+    return Response(status_code=CLIENT_LEFT) if response is None else response
 
 
 class Generation:
@@ -78,11 +78,11 @@ class Generation:
         """Abort unfinished answers and write the log line. Further calls do nothing."""
         if not self._closed:
             self._closed = True
-            self._log(list(self.stream.outputs.values()))
+            self._log()
             self._open.close()
 
-    async def collect(self) -> Json:
-        """Wait for all answers and return the body."""
+    async def collect(self) -> Response:
+        """Wait for all answers and return them. Bodies with log-probabilities are large: another thread writes them."""
         merged: dict[int, Delta] = {}
         while deltas := await self._take():
             if problem := self._problem(deltas):
@@ -90,8 +90,13 @@ class Generation:
             for delta in deltas:
                 earlier = merged.get(delta.choice)
                 merged[delta.choice] = delta if earlier is None else earlier.and_then(delta)
+        if self.parsed.params.logprobs is None:
+            return self._whole(merged)
+        return await asyncio.to_thread(self._whole, merged)
+
+    def _whole(self, merged: Mapping[int, Delta]) -> Response:
         choices = [self._with_trace(self.replies.choice(merged[i]), merged[i]) for i in range(self.stream.answers)]
-        return full_body(self.replies, choices, self._outputs())
+        return JSONResponse(full_body(self.replies, choices, self._outputs()))
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Yield the events of a stream, up to [DONE]. A failure in the middle is an event too."""
@@ -166,12 +171,13 @@ class Generation:
             return ""
         return detokenizer.add(token, may_stop)
 
-    def _log(self, outputs: Sequence[RequestOutput]) -> None:
+    def _log(self) -> None:
         finished = self.stream.done
         if not finished and self._failure is None:
             self.state.metrics.disconnects.inc()
         outcome = "done" if finished and self._failure is None else self._failure or "client_left"
-        counts = usage(outputs)
+        stream, first_s = self.stream, self.stream.first_token_s
+        prompt_tokens = sum([len(request.prompt_ids) for request in stream.requests])
         fields = {
             "event": "generation",
             "id": self.replies.head.id,
@@ -179,27 +185,21 @@ class Generation:
             "user": self.parsed.body.user,
             "stream": bool(self.parsed.body.stream),
             "outcome": outcome,
-            "prompt_tokens": counts["prompt_tokens"],
-            "completion_tokens": counts["completion_tokens"],
-            "first_token_s": _first_token_s(outputs),
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": stream.written,
+            "first_token_s": None if first_s is None else round(first_s - self._started_s, 4),
             "seconds": round(time.monotonic() - self._started_s, 4),
-            "proposed": sum(answer.stats.proposed for output in outputs for answer in output.completions),
-            "accepted": sum(answer.stats.accepted for output in outputs for answer in output.completions),
+            "proposed": stream.proposed,
+            "accepted": stream.accepted,
         }
         access.info("generation", extra={"fields": fields})
         self._span.update(
             {
-                "gen_ai.usage.input_tokens": counts["prompt_tokens"],
-                "gen_ai.usage.output_tokens": counts["completion_tokens"],
+                "gen_ai.usage.input_tokens": prompt_tokens,
+                "gen_ai.usage.output_tokens": stream.written,
                 "distillspec.outcome": outcome,
             }
         )
-
-
-def _first_token_s(outputs: Sequence[RequestOutput]) -> float | None:
-    """Return the seconds to the first token of any answer, None if there is none yet."""
-    times = [output.stats.time_to_first_token_s for output in outputs]
-    return min((seconds for seconds in times if seconds is not None), default=None)
 
 
 def _failure_of(delta: Delta, deadline_s: float) -> ApiError:

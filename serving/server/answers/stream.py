@@ -64,6 +64,9 @@ class EventStream(Response):
             await self._events.aclose()
 
 
+CLIENT_LEFT = 499  # nginx's status for a client that went away
+
+
 async def disconnected(receive: Receive) -> None:
     """Return when the client has disconnected. The request's body must be read already."""
     while (await receive())["type"] != "http.disconnect":

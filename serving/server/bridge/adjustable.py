@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from distillspec.serving.control.base import BatchView, LengthController, Plan
-from distillspec.serving.control.fixed import FixedLength
-from distillspec.serving.control.wrapped import WrappedController
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.fixed import FixedLength
+from distillspec.serving.base.plans import Plan
+from distillspec.serving.base.rows import BatchView
+from distillspec.serving.base.wrapped import WrappedController
 
 Policy = Literal["engine", "fixed", "off"]
 

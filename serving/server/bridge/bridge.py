@@ -14,7 +14,7 @@ from distillspec.serving.engine import Engine
 from distillspec.serving.server.bridge.engine_thread import EngineThread, StepReport
 from distillspec.serving.server.bridge.request_stream import RequestStream
 from distillspec.serving.server.bridge.retry_after import RetryAfterEstimator
-from distillspec.serving.server.http.errors import ApiError, bad_request, unavailable
+from distillspec.serving.server.http.errors import ApiError, bad_request, full, unavailable
 from distillspec.serving.step.output import StepOutput
 
 log = logging.getLogger(__name__)
@@ -150,9 +150,7 @@ class EngineBridge:
             raise self._full(f"{own} answers of yours are open; this server holds {own_most} at a time", excess)
 
     def _full(self, message: str, excess: int) -> ApiError:
-        kind = "rate_limit_exceeded" if self.full_status == 429 else "server_error"
-        headers = {"Retry-After": str(self._retry_after.seconds_until(excess))}
-        return ApiError(self.full_status, message, kind=kind, code="queue_full", headers=headers)
+        return full(self.full_status, message, self._retry_after.seconds_until(excess))
 
     def _check_requests(self, requests: Sequence[Request], param: str) -> None:
         """Raise ApiError 400 for the first request that the engine refuses. Nothing is submitted before all pass."""

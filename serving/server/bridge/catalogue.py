@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, RunError
 from distillspec.models.checkpoint import METADATA
 from distillspec.serving.engine import Engine
 
@@ -117,7 +117,7 @@ class PoolCatalogue:
         self._root = None if root is None else folder_of(root)
 
     def list(self) -> tuple[DraftEntry, ...]:
-        loaded = self.engine.drafts
+        loaded = dict(self.engine.drafts)  # the engine's thread changes it
         further = [] if self._root is None else [folder.name for folder in drafts_in(self._root)]
         versions = {name: draft.identity.version for name, draft in loaded.items()}
         return tuple(
@@ -146,8 +146,15 @@ class PoolCatalogue:
 
 
 def drafts_in(root: Path) -> list[Path]:
-    """Return the draft folders directly inside a folder."""
-    return sorted(folder for folder in root.iterdir() if draft_in(root, folder.name) is not None)
+    """Return the draft folders directly inside a folder.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    try:
+        return sorted(folder for folder in root.iterdir() if draft_in(root, folder.name) is not None)
+    except OSError as error:
+        raise RunError(f"server.drafts_folder={root} cannot be read: {error.strerror}") from error
 
 
 def draft_in(root: Path, name: str) -> Path | None:

@@ -77,8 +77,8 @@ class EngineThread:
                 output = self.engine.step()
                 self._on_step(self._report(output))
                 failures = 0
-            except Exception as error:
-                failures += 1
+            except BaseException as error:  # a panic of a tokenizer written in Rust is no Exception
+                failures += 1 if isinstance(error, Exception) else FAILURES
                 log.exception("engine step failed (%d of %d in a row)", failures, FAILURES)
                 if failures >= FAILURES:
                     self._on_death(f"{type(error).__name__}: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -54,6 +55,9 @@ class RequestStream:
             answers += request.params.n
         self.answers = answers
         self.outputs: dict[str, RequestOutput] = {}
+        # What was written so far, for the log: a client that leaves has been served, too.
+        self.written = self.proposed = self.accepted = 0
+        self.first_token_s: float | None = None  # on the monotonic clock
         self._pending: dict[int, Delta] = {}
         self._failure: ApiError | None = None
         self._changed = asyncio.Event()
@@ -70,6 +74,7 @@ class RequestStream:
 
     def put(self, output: SequenceDelta, row: RowResult | None) -> None:
         """Add the new tokens of an answer. `row` is its part of the step, None if it had none."""
+        self._count(output, row)
         delta = Delta(
             self._first[output.request_id] + output.index,
             output.token_ids,
@@ -82,6 +87,14 @@ class RequestStream:
         pending = self._pending.get(delta.choice)
         self._pending[delta.choice] = delta if pending is None else pending.and_then(delta)
         self._changed.set()
+
+    def _count(self, output: SequenceDelta, row: RowResult | None) -> None:
+        if output.token_ids and self.first_token_s is None:
+            self.first_token_s = time.monotonic()
+        self.written += len(output.token_ids)
+        if row is not None:
+            self.proposed += row.nodes
+            self.accepted += row.kept
 
     def finish(self, output: RequestOutput) -> None:
         """Note that an engine request has all its answers."""

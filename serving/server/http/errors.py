@@ -51,6 +51,12 @@ def not_found(message: str, code: str | None = None) -> ApiError:
     return ApiError(404, message, code=code)
 
 
+def full(status: int, message: str, retry_s: int = 1) -> ApiError:
+    """Return a refusal with `server.full_status`: this server has no room now."""
+    kind = "rate_limit_exceeded" if status == 429 else "server_error"
+    return ApiError(status, message, kind=kind, code="queue_full", headers={"Retry-After": str(retry_s)})
+
+
 def unavailable(message: str, code: str) -> ApiError:
     """Return a 503: this server cannot serve now, another one may."""
     return ApiError(503, message, kind="server_error", code=code, headers={"Retry-After": "1"})

@@ -14,13 +14,14 @@ def with_time_limits(header_s: float, write_s: float) -> type[H11Protocol]:
 
     Args:
         header_s: seconds to send a request's headers (against slow-loris attacks).
-        write_s: seconds to read a full send buffer, or the rest of it before an idle connection is closed. The writer
-            waits while the buffer is full, so it does not grow.
+        write_s: seconds in which a client must take something of a full send buffer, or of the rest of it before an
+            idle connection is closed. The writer waits while the buffer is full, so it does not grow.
     """
 
     class TimedProtocol(H11Protocol):
         _header_timer: asyncio.TimerHandle | None = None
         _write_timer: asyncio.TimerHandle | None = None
+        _unsent = 0  # bytes in the send buffer when the timer was started
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -66,7 +67,15 @@ def with_time_limits(header_s: float, write_s: float) -> type[H11Protocol]:
 
         def _start_write_timer(self) -> None:
             if self._write_timer is None:
-                self._write_timer = self.loop.call_later(write_s, self.transport.abort)
+                self._unsent = self.transport.get_write_buffer_size()
+                self._write_timer = self.loop.call_later(write_s, self._check_progress)
+
+        def _check_progress(self) -> None:
+            self._write_timer = None
+            if self.transport.get_write_buffer_size() < self._unsent:  # a large body on a slow line
+                self._start_write_timer()
+            else:
+                self.transport.abort()
 
         def _stop_write_timer(self) -> None:
             if self._write_timer is not None:

@@ -29,7 +29,7 @@ class SpeculationOptions(Body):
     """Options for speculation in one request, and for what is done with its answer."""
 
     enabled: bool = True
-    max_length: int | None = Field(default=None, ge=0, le=1024)  # drafted tokens a step
+    max_length: int | None = Field(default=None, ge=0, le=1024)  # levels of drafted tokens a step
     draft: str | None = Field(default=None, max_length=200)  # the draft in use must be this version
     max_time_per_token_s: float | None = Field(default=None, gt=0, le=3600)  # a limit for the goodput controller
     log: bool = True  # False: never recorded for online adaptation

@@ -92,7 +92,7 @@ class Metrics:
 
     def observe_finished(self, output: RequestOutput) -> None:
         """Count a finished request."""
-        self.prefix_queries.inc(len(output.prompt_ids))
+        self.prefix_queries.inc(len(output.prompt_ids) * len(output.completions))
         self.request_prompt_tokens.observe(len(output.prompt_ids))
         for answer in output.completions:
             stats, written = answer.stats, len(answer.token_ids)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy
 
 from distillspec.serving.base.acceptance import AcceptanceCounter, Trial, by_version
+from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import RequestOutput
-from distillspec.serving.control.base import StepResult
 from distillspec.serving.server.bridge.engine_thread import StepReport
 from distillspec.serving.server.bridge.online_figures import OnlineFigures
 
@@ -60,6 +60,7 @@ class Telemetry:
     def __init__(self, slots: int, clock: Callable[[], float] = time.time) -> None:
         self.slots, self.clock = slots, clock
         self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY_S)
+        self.points = 0  # added to the history so far
         self.swaps: deque[dict[str, Any]] = deque(maxlen=VERSIONS)
         self.trees: deque[dict[str, Any]] = deque(maxlen=TREES)
         self._second = _Second()
@@ -131,6 +132,7 @@ class Telemetry:
             "waiting": self._waiting,
         }
         self.history.append(point)
+        self.points += 1
         return point
 
     def state(self) -> dict[str, Any]:

@@ -39,13 +39,13 @@ async def events(request: HttpRequest) -> EventStream:
 
 async def _figures(state: AppState) -> AsyncGenerator[bytes]:
     telemetry = state.telemetry
-    yield event({"model": state.model, "history": list(telemetry.history), "state": _current(state)})
-    seen = telemetry.history[-1]["t"] if telemetry.history else 0.0
+    seen, history = telemetry.points, list(telemetry.history)
+    yield event({"model": state.model, "history": history, "state": _current(state)})
     while not state.closing.is_set():
         await asyncio.sleep(POLL_S)
-        new = [point for point in telemetry.history if point["t"] > seen]
-        if new:
-            seen = new[-1]["t"]
+        if seen < telemetry.points:  # by number: clocks are set back
+            new = list(telemetry.history)[seen - telemetry.points :]
+            seen = telemetry.points
             yield event({"history": new, "state": _current(state)})
 
 

@@ -27,9 +27,10 @@ from distillspec.losses.pairs import BucketedPair
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.models.draft import LayerSelection, make_pruned
 from distillspec.serving import Engine, SamplingParams
+from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.control.fixed import FixedLength
-from distillspec.serving.control.named import ControllerParts, named_controller
+from distillspec.serving.baselines.named import named_controller
+from distillspec.serving.control.named import ControllerParts
 from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.named import ProposerParts
 from distillspec.serving.proposers.prompt_lookup import PromptLookup

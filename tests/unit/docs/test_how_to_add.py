@@ -20,7 +20,8 @@ from distillspec.losses.inputs import LossInputs
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.base.acceptance import RowResult
-from distillspec.serving.control.base import BatchView, Option, Plan, RowPlan, RowView, StepResult
+from distillspec.serving.base.plans import Plan, RowPlan, StepResult
+from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.costs.latency import guessed
 from distillspec.serving.selection.base import SelectionParts
 from distillspec.serving.selection.named import make_selection

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,16 @@ def test_a_renewed_head_has_its_own_rows_and_the_targets(target: LanguageModel, 
     assert loaded.kept_ids.tolist() == AFTER.tolist()
     stored = loaded.model.get_output_embeddings().weight
     torch.testing.assert_close(stored, rows, atol=0, rtol=2**-8)  # the folder may have 16 bits
+
+
+def test_rows_of_a_target_with_a_scale_come_scaled(target: LanguageModel) -> None:
+    """Granite divides its logits, and a draft's head that was copied has that in its rows."""
+    scaled = replace(target, model=copy.deepcopy(target.model))
+    scaled.model.config.logits_scaling = 4.0
+    draft = state_draft("eagle", scaled, kept_ids=BEFORE)
+    rows = renew_head(draft, AFTER, scaled).model.get_output_embeddings().weight
+    width = target.head.weight.shape[1]
+    torch.testing.assert_close(rows[[3, 5, 6], :width], target.head.weight[[5, 90, 200]] / 4)
 
 
 def test_a_head_narrower_than_the_targets_states_cannot_take_its_rows(target: LanguageModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -70,9 +71,34 @@ def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_compiler
-def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_among_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert library(source(tmp_path, 1)).answer() == 1
+    (home,) = tmp_path.glob("distillspec-*")
+    assert home.stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(tempfile, "tempdir", str(blocked))
     with pytest.raises(NotBuilt, match="NotADirectoryError"):
-        library(source(tmp_path, 1))
+        library(source(tmp_path, 2))
+
+
+@needs_compiler
+def test_a_damaged_library_is_built_again(tmp_path: Path, own_cache: Path) -> None:
+    library(source(tmp_path, 41))
+    (built,) = own_cache.iterdir()
+    built.unlink()  # a new file: the old one is still loaded
+    built.write_bytes(b"")
+    assert library(source(tmp_path, 41)).answer() == 41
+
+
+@needs_compiler
+def test_a_refusal_names_the_error(tmp_path: Path) -> None:
+    (tmp_path / "given.h").write_text("typedef Unknown Given;")
+    wrong = tmp_path / "wrong.cpp"
+    wrong.write_text('#include "given.h"\n')
+    with pytest.raises(NotBuilt, match=r"error: .Unknown."):
+        library(wrong)

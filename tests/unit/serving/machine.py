@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy
 
 from distillspec.serving.base.acceptance import RowResult
-from distillspec.serving.control.base import BatchView, LengthController, RowView, StepResult
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.plans import StepResult
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 

@@ -14,10 +14,12 @@ from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.fixed import FixedTree
+from distillspec.serving.base.plans import Plan, RowPlan, StepResult
+from distillspec.serving.base.rows import BatchView
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import ROOT, TokenTree
-from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, StepResult
-from distillspec.serving.control.fixed import FixedTree
 from distillspec.serving.control.named import ControllerParts, make_controller
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable

@@ -7,7 +7,8 @@ import pytest
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, StepResult
+from distillspec.serving.base.plans import Plan, RowPlan, StepResult
+from distillspec.serving.base.rows import BatchView
 
 from .conftest import MakeEngine, hf_greedy, prompts
 

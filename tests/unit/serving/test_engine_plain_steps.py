@@ -6,8 +6,8 @@ import pytest
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
-from distillspec.serving.control.base import LengthController
-from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable

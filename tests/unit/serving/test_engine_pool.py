@@ -20,9 +20,10 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.base.draft_change import DraftChange
+from distillspec.serving.base.fixed import FixedLength
+from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import RequestOutput
-from distillspec.serving.control.base import RowView, StepResult
-from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.base.rows import RowView
 from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.side_by_side import SideBySide

@@ -13,9 +13,9 @@ from distillspec.config import GateConfig
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.base.backoff import Backoff
+from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.requests import RequestOutput, SequenceState
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.ngram import Ngram

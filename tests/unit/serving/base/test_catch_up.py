@@ -7,7 +7,7 @@ import pytest
 from distillspec.models import LanguageModel
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.base.catch_up import ALONG, MOST, catch_up_cost
-from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.proposers.draft_model import DraftModel

@@ -12,7 +12,7 @@ from distillspec.config import DraftConfig, EngineConfig, OnlineConfig, ServeCom
 from distillspec.models import initialise_draft, load_target, save_draft
 from distillspec.serving.base.tree import DRAFT, NGRAM
 from distillspec.serving.commands.serve import load_engine
-from distillspec.serving.control.wrapped import known_costs
+from distillspec.serving.costs.known import known_costs
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.engine import Engine

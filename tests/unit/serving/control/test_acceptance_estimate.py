@@ -18,14 +18,14 @@ def test_what_lies_behind_a_rejection_was_never_tried() -> None:
         estimate.observe([RowResult.chain("a", 5, accepted, accepted + 1)])
     # Accepted over proposed would be 0.39.
     assert estimate.hazards() == pytest.approx(numpy.full(5, 0.7), abs=0.05)
-    assert 1 + estimate.survival(["a"]).sum() == pytest.approx(2.94, abs=0.35)
+    assert 1 + estimate.chances(["a"])[0, :, 0].cumprod().sum() == pytest.approx(2.94, abs=0.35)
 
 
 def test_requests_move_from_the_global_estimate_to_their_own() -> None:
     estimate = AcceptanceEstimate(2, strength=10)
     for _ in range(200):
         estimate.observe([RowResult.chain("easy", 2, 2, 3), RowResult.chain("hard", 2, 0, 1)])
-    easy, hard, new = estimate.survival(["easy", "hard", "new"])[:, 0]
+    easy, hard, new = estimate.chances(["easy", "hard", "new"])[:, 0, 0]
     assert easy > 0.9
     assert hard < 0.1
     assert new == pytest.approx(0.5, abs=0.05)
@@ -33,23 +33,23 @@ def test_requests_move_from_the_global_estimate_to_their_own() -> None:
     everyone = AcceptanceEstimate(2, strength=float("inf"))
     assert GoodputController(2, acceptance=everyone).acceptance is everyone  # an estimate that knows nobody yet is one
     everyone.observe([RowResult.chain("easy", 2, 2, 3)])
-    assert len({tuple(row) for row in everyone.survival(["easy", "new"]).tolist()}) == 1
+    assert len({tuple(row) for row in everyone.chances(["easy", "new"])[..., 0].tolist()}) == 1
     estimate.keep_only(["easy"])
     assert len(estimate) == 1
-    assert estimate.survival(["hard"])[0, 0] == pytest.approx(new)
+    assert estimate.chances(["hard"])[0, 0, 0] == pytest.approx(new)
     estimate.reset()
-    assert estimate.survival(["easy"])[0, 0] == pytest.approx(0.6)
+    assert estimate.chances(["easy"])[0, 0, 0] == pytest.approx(0.6)
 
 
 def test_lookups_are_told_apart_by_the_length_of_their_match() -> None:
     estimate = AcceptanceEstimate(2)
     for _ in range(100):
         estimate.observe([RowResult.chain("a", 2, 2, 3), RowResult.chain("b", 2, 0, 1)], [4, 2])
-    long, short, model = estimate.survival(["x", "x", "x"], [4, 2, 0])[:, 0]
+    long, short, model = estimate.chances(["x", "x", "x"], [4, 2, 0])[:, 0, 0]
     assert long > 0.9
     assert short < 0.1
     assert model == pytest.approx(0.6)  # nothing was seen of one
-    assert estimate.survival(["b"], [4])[0, 0] == pytest.approx(long)  # its own evidence is of short matches
+    assert estimate.chances(["b"], [4])[0, 0, 0] == pytest.approx(long)  # its own evidence is of short matches
 
 
 def test_steps_without_drafts_teach_nothing() -> None:
@@ -58,7 +58,7 @@ def test_steps_without_drafts_teach_nothing() -> None:
     estimate.observe([])
     estimate.observe([RowResult.chain("a", 0, 0, 1)])
     assert (estimate.hazards() == before).all()
-    assert estimate.survival([]).shape == (0, 3)
+    assert estimate.chances([]).shape == (0, 3, 1)
 
 
 def test_every_position_has_an_estimate_of_its_own_that_forgets() -> None:
@@ -114,7 +114,7 @@ def test_a_judged_draft_is_expected_to_accept_in_proportion(ratio: float) -> Non
     before = estimate.hazards().copy()
     controller.draft_changed(ratio)
     assert estimate.hazards() == pytest.approx(numpy.minimum(before * ratio, 1.0), abs=0.03)
-    assert estimate.survival(["a"])[0, 0] == pytest.approx(min(before[0] * ratio, 1.0), abs=0.06)
+    assert estimate.chances(["a"])[0, 0, 0] == pytest.approx(min(before[0] * ratio, 1.0), abs=0.06)
     for _ in range(2000):
         estimate.observe([RowResult.chain("a", 3, 0, 1)])
     assert estimate.hazards()[0] < 0.1, "what is seen of the new draft takes over"

@@ -13,6 +13,7 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.base.requests import RequestRefused
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.control.allocation import (
     Allocation,
     Batch,
@@ -21,7 +22,6 @@ from distillspec.serving.control.allocation import (
     every_length,
     expected,
 )
-from distillspec.serving.control.base import BatchView, RowView
 from distillspec.serving.control.bounded import best_within
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel

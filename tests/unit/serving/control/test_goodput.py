@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.fixed import FixedLength
+from distillspec.serving.base.plans import StepResult
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.control import goodput
-from distillspec.serving.control.base import BatchView, LengthController, RowView, StepResult
-from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import KNOTS, CostTable

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.plans import Plan, StepResult
+from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.base.shape import chain_shape
-from distillspec.serving.control.base import BatchView, Option, Plan, RowView, StepResult
 from distillspec.serving.control.candidates import candidates
 from distillspec.serving.control.decision import Decision
 from distillspec.serving.control.goodput import EXPLORE_EVERY, GoodputController
 from distillspec.serving.control.held_plan import HELD, MOST_HELD, HeldPlan
-from distillspec.serving.costs.live_latency import LiveLatency
+from distillspec.serving.costs.live_latency import LiveLatency, RowWork
 
 from ..machine import CPU
 
@@ -68,9 +69,9 @@ def test_most_steps_take_the_plan_of_the_step_before(monkeypatch: pytest.MonkeyP
     controller, learnt = settled(10), []
     learn = LiveLatency.observe
 
-    def recorded(costs: LiveLatency, contexts: Sequence[int], *rest: Any) -> bool:
-        learnt.append(list(contexts))
-        return learn(costs, contexts, *rest)
+    def recorded(costs: LiveLatency, rows: Sequence[RowWork], *rest: Any) -> bool:
+        learnt.append([row.context_tokens for row in rows])
+        return learn(costs, rows, *rest)
 
     assert len(controller.acceptance), "all steps before are learnt from"
     monkeypatch.setattr(LiveLatency, "observe", recorded)

@@ -11,10 +11,12 @@ from torch import Tensor
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.fixed import FixedLength
+from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.control.base import BatchView, LengthController, RowView, StepResult
-from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable

@@ -7,9 +7,10 @@ import pytest
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.catch_up import ALONG, MOST
 from distillspec.serving.base.likely import LikelyNodes
+from distillspec.serving.base.plans import RowPlan
+from distillspec.serving.base.rows import Option, RowView, evidence
 from distillspec.serving.base.tree import DRAFT, NGRAM
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.base import Option, RowPlan, RowView, evidence
 from distillspec.serving.control.candidates import candidates
 from distillspec.serving.control.priced import PriceList
 from distillspec.serving.costs.latency import LatencyModel

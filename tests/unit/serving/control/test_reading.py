@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distillspec.serving.base.likely import LikelyNodes
-from distillspec.serving.control.base import BatchView, Option, RowView
+from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.reading import PAYS_BACK, far_behind, readable, steps_to_pay, without
 from distillspec.serving.costs.latency import LatencyModel

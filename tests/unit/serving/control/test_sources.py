@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.rows import BatchView, Option, RowView, evidence
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.base import BatchView, Option, RowView, evidence
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.sources import choose_sources
 from distillspec.serving.costs.latency import LatencyModel

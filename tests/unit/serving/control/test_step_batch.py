@@ -8,9 +8,9 @@ import numpy
 import pytest
 
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import best_by_row
-from distillspec.serving.control.base import BatchView, RowView
 from distillspec.serving.control.candidates import candidates
 from distillspec.serving.control.step_batch import StepBatch
 from distillspec.serving.costs.latency import LatencyModel
@@ -60,9 +60,8 @@ def test_lengths_are_near_the_best_of_all_choices(sources: list[str], prefill: i
         rows = [RowView(f"r{n}", 50 + 40 * n, MOST, source=source) for n, source in enumerate(sources)]
         acceptance = learnt(seed, sources)
         batch = StepBatch.of(BatchView(tuple(rows), prefill), MOST, acceptance, COSTS)
-        survival = numpy.concatenate(
-            [numpy.ones((len(rows), 1)), acceptance.survival([row.sequence_id for row in rows], sources)], 1
-        )
+        chances = acceptance.chances([row.sequence_id for row in rows], sources)[..., 0]
+        survival = numpy.concatenate([numpy.ones((len(rows), 1)), chances.cumprod(1)], 1)
 
         def goodput(lengths: tuple[int, ...], survival: numpy.ndarray = survival, rows: list[RowView] = rows) -> float:
             tokens = sum(survival[n, : k + 1].sum() for n, k in enumerate(lengths))
@@ -96,7 +95,7 @@ def test_one_draft_is_planned_for_as_before() -> None:
     (part,) = batch.parts
     found, alone = batch.best(alike=False), best_by_row(part.batch)
     assert (found.goodput, found.lengths.tolist()) == (alone.goodput, alone.lengths.tolist())
-    assert batch.latency.draft is COSTS.members["b"]
+    assert part.batch.latency.draft is COSTS.members["b"]
 
 
 def test_bounds_hold_with_several_drafts() -> None:

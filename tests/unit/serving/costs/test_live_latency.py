@@ -7,7 +7,7 @@ import pytest
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel, guessed
-from distillspec.serving.costs.live_latency import LiveLatency
+from distillspec.serving.costs.live_latency import LiveLatency, RowWork
 from distillspec.serving.costs.table import CostTable
 
 COSTS = LatencyModel(CostTable(((1.0, 0.02), (8.0, 0.022), (64.0, 0.07))), CostTable(((1.0, 2e-3), (8.0, 3e-3))))
@@ -23,12 +23,11 @@ def observe(
     at_once: bool = False,
 ) -> bool:
     """Show it a step that took what `COSTS` say, times `factor`."""
-    contexts, unread_tokens, costs = [100] * len(lengths), [unread] * len(lengths), COSTS.of_draft(at_once)
+    contexts, costs = [100] * len(lengths), COSTS.of_draft(at_once)
     draft_s = costs.draft_s(contexts, lengths) + costs.catch_up_s([unread for k in lengths if k])
     target_s = costs.target_s(contexts, lengths, prompts)
-    blocks = frozenset({DRAFT} if at_once else ())
-    drafted_s = {DRAFT: factor * draft_s}
-    return live.observe(contexts, lengths, unread_tokens, prompts, factor * target_s, drafted_s, blocks)
+    rows = [RowWork(100, length, unread, at_once=at_once) for length in lengths]
+    return live.observe(rows, prompts, factor * target_s, {DRAFT: factor * draft_s})
 
 
 def test_measured_costs_are_those_of_the_first_steps_and_follow_them() -> None:
@@ -62,7 +61,9 @@ def test_reading_for_rows_that_do_not_draft_yet_is_no_cost_of_drafting() -> None
     assert COSTS.draft is not None
     draft_s = COSTS.draft_s([100, 400], [3, 0]) + COSTS.draft.seconds(0, 299)
     for _ in range(40):
-        live.observe([100, 400], [3, 0], [1, 300], 0, COSTS.target_s([100, 400], [3, 0]), {DRAFT: draft_s})
+        live.observe(
+            [RowWork(100, 3, 1), RowWork(400, 0, 300)], 0, COSTS.target_s([100, 400], [3, 0]), {DRAFT: draft_s}
+        )
     assert live.latency.draft is not None
     assert live.latency.draft.seconds(0, 1) == pytest.approx(COSTS.draft.seconds(0, 1), rel=0.05)
 

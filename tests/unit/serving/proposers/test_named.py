@@ -10,8 +10,8 @@ import pytest
 from distillspec.config import EngineConfig
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, save_draft
+from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.tree import DRAFT, NGRAM
-from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.engine import Engine
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.draft_model import DraftModel

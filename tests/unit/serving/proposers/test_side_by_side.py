@@ -10,10 +10,11 @@ import pytest
 from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import slot_attention_in
 from distillspec.serving import Engine, Request, SamplingParams
+from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.rows import BatchView
 from distillspec.serving.base.shape import PlannedTree, TreeShape, chain_of
 from distillspec.serving.base.tree import LOOKUP, TokenTree
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, StepResult
 from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.prompt_lookup import PromptLookup

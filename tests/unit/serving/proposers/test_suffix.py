@@ -15,9 +15,11 @@ from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
+from distillspec.serving.proposers import answer_files
 from distillspec.serving.proposers.answer_files import AnswerFiles
 from distillspec.serving.proposers.suffix_index import LONGEST, SuffixIndex, continuation
 from distillspec.serving.proposers.suffix_store import SuffixStore
+from distillspec.serving.proposers.tenant_tables import OWNERS
 
 from ..conftest import MakeEngine, hf_greedy, prompts
 
@@ -243,3 +245,19 @@ def test_a_deletion_that_fails_is_logged_and_ends_no_step(
     monkeypatch.setattr(AnswerFiles, "delete", refused)
     store.forget("a")
     assert "still on disk" in caplog.text
+
+
+def test_a_client_with_a_new_salt_each_time_fills_neither_memory_nor_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_files, "FILES", 10)
+    store = SuffixStore(1000, 50, folder=str(tmp_path))
+    store.add(("quiet", ""), [1, 2, 3], [8, 8, 8, 8])
+    kept = store.index(("quiet", ""))
+    for salt in range(3 * OWNERS):
+        store.add(("flood", str(salt)), [1, 2, 3], [4, 5, 6, 7])
+    assert store.index(("quiet", "")) is kept, "a flood displaces its own texts in memory"
+    assert len(list(tmp_path.iterdir())) == 10
+    again = SuffixStore(1000, 50, folder=str(tmp_path))
+    newest = again.index(("flood", str(3 * OWNERS - 1)))
+    assert continuation([newest], [1, 2, 3], 3, 0.1).tokens == (4, 5, 6)

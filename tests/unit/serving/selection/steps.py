@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from distillspec.serving.base.acceptance import RowResult
-from distillspec.serving.control.base import BatchView, Option, Plan, RowPlan, RowView, StepResult
+from distillspec.serving.base.plans import Plan, RowPlan, StepResult
+from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.selection.base import Choices, Selection, SelectionParts

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from distillspec.errors import ConfigError
-from distillspec.serving.control.base import RowView
+from distillspec.serving.base.rows import RowView
 from distillspec.serving.selection.baselines import (
     REMEMBERED,
     ByPromptLength,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from distillspec.serving.control.base import Option
+from distillspec.serving.base.rows import Option
 from distillspec.serving.control.sources import chain_goodput
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable

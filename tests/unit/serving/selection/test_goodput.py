@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distillspec.serving.base.draft_change import DraftChange
-from distillspec.serving.control.base import BatchView
+from distillspec.serving.base.rows import BatchView
 from distillspec.serving.selection.goodput import REVIEW, GoodputSelection
 
 from .steps import World, parts, row

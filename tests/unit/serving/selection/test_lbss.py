@@ -9,7 +9,8 @@ import pytest
 from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.draft_change import DraftChange
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, StepResult
+from distillspec.serving.base.plans import Plan, RowPlan, StepResult
+from distillspec.serving.base.rows import BatchView
 from distillspec.serving.selection.lbss import Lbss
 
 from .steps import World, parts, row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distillspec.serving.control.base import Option
+from distillspec.serving.base.rows import Option
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.selection.batch import Habit, Others

@@ -10,8 +10,9 @@ from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.base.draft_change import DraftChange
-from distillspec.serving.control.base import BatchView, RowView, StepResult
-from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.base.fixed import FixedLength
+from distillspec.serving.base.plans import StepResult
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.selection.base import Choices, only

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState, Status
-from distillspec.serving.control.fixed import FixedLength
-from distillspec.serving.control.smartspec import SmartSpecController
-from distillspec.serving.control.wrapped import WrappedController
+from distillspec.serving.base.wrapped import WrappedController
+from distillspec.serving.baselines.smartspec import SmartSpecController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.sequences.scheduler import (

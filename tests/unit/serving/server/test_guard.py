@@ -84,6 +84,12 @@ def test_smuggled_headers_are_refused(served: Running, headers: str) -> None:
     assert '"drafts"' not in reply
 
 
+def test_long_headers_are_refused_that_come_in_one_piece(served: Running) -> None:
+    """h11 bounds those that come in several pieces alone."""
+    reply = exchange(served, f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Big: {'x' * 40_000}\r\n\r\n")
+    assert status_of(reply) == 400
+
+
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", ""])
 def test_other_names_of_this_machine_are_refused_without_a_key(served: Running, host: str) -> None:
     assert served.http.get("/v1/models", headers={"Host": host}).status_code == 421

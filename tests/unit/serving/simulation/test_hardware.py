@@ -9,7 +9,7 @@ import pytest
 import distillspec.conf
 from distillspec.config import HardwareConfig, ModelFigures
 from distillspec.errors import ConfigError
-from distillspec.serving.control.base import BatchView, RowView
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.simulation import POLICY_NAMES, derive_hardware, load_hardware, load_workload, make_policy
 from distillspec.serving.simulation.hardware import loaded_experts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distillspec.config import WorkloadConfig
-from distillspec.serving.control.base import BatchView, RowView
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.simulation import Simulation, load_hardware, make_policy, make_workload
 from distillspec.serving.simulation.figures import figures_of

@@ -6,8 +6,8 @@ import numpy
 import pytest
 
 from distillspec.config import WorkloadConfig
+from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.bench.records import RequestRecord
-from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.simulation import Policy, SimulatedRequest, Simulation, load_hardware, make_workload
 from distillspec.serving.simulation.recorded_trace import AcceptanceRecorder, recorded_requests
 

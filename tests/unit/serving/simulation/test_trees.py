@@ -10,8 +10,8 @@ import pytest
 from distillspec.config import WorkloadConfig
 from distillspec.errors import ConfigError
 from distillspec.recipes.smartspec.expected_length import full_tree, paper_eq10
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.control.base import BatchView, RowView
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.simulation import Hardware, Simulation, make_policy, make_workload

@@ -8,8 +8,9 @@ import pytest
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
-from distillspec.serving.control.base import BatchView, Plan, StepResult
-from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.base.fixed import FixedLength
+from distillspec.serving.base.plans import Plan, StepResult
+from distillspec.serving.base.rows import BatchView
 from distillspec.serving.decoding.sampling import TokenSampler
 
 from ..conftest import MakeEngine, prompts

@@ -6,7 +6,8 @@ import pytest
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Request, SamplingParams
-from distillspec.serving.control.base import BatchView, Plan, RowView, StepResult
+from distillspec.serving.base.plans import Plan, StepResult
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.step.prefill_pace import LEAST, PATIENCE_S, PrefillPace
 
 from ..conftest import MakeEngine, hf_greedy

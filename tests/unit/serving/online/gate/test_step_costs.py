@@ -9,7 +9,7 @@ import pytest
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft
-from distillspec.serving.control.base import StepResult
+from distillspec.serving.base.plans import StepResult
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.online.gate.step_costs import ServedLoad, step_costs

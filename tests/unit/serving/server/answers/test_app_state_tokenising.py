@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from distillspec.serving.server.answers.app_state import MOST_COUNTING
+
 from ..conftest import WAIT_S, Running, Serve, wait_for
 
 
@@ -166,3 +168,30 @@ def test_a_client_that_leaves_before_tokenisation_frees_its_place(
     assert [one.result(WAIT_S).status_code for one in slow] == [200] * 2
     assert "left" not in watched.texts
     assert not watched.timed_out
+
+
+def test_a_flood_of_counts_is_refused_and_leavers_are_not_counted(
+    serve: Serve, watch: Watch, background: ThreadPoolExecutor
+) -> None:
+    running = serve()
+    watched = watch(running)
+    slow = background.submit(running.http.post, "/tokenize", json={"prompt": "gate"})
+    wait_for(lambda: watched.inside == 1)
+    leaver = HTTPConnection(running.url.removeprefix("http://"), timeout=WAIT_S)
+    leaver.request("POST", "/tokenize", json.dumps({"prompt": "left"}), {"Content-Type": "application/json"})
+    counting = running.state.counting
+    wait_for(lambda: counting.waiting("default") == 1)
+    leaver.close()
+    wait_for(lambda: counting.waiting("default") == 0)
+    waiting = [HTTPConnection(running.url.removeprefix("http://"), timeout=WAIT_S) for _ in range(MOST_COUNTING)]
+    for one in waiting:
+        one.request("POST", "/tokenize", json.dumps({"prompt": "a"}), {"Content-Type": "application/json"})
+    wait_for(lambda: counting.waiting("default") == MOST_COUNTING)
+    refused = running.http.post("/tokenize", json={"prompt": "one more"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+    watched.opened.set()
+    assert slow.result(WAIT_S).status_code == 200
+    assert [one.getresponse().status for one in waiting] == [200] * MOST_COUNTING
+    for one in waiting:
+        one.close()
+    assert not {"left", "one more"} & set(watched.texts)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from distillspec.serving.base.controllers import PlansTrees
+from distillspec.serving.base.fixed import FixedLength, FixedTree
+from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.control.base import BatchView, Option, PlansTrees, RowView
-from distillspec.serving.control.fixed import FixedLength, FixedTree
+from distillspec.serving.base.wrapped import innermost
+from distillspec.serving.baselines.smartspec import SmartSpecController
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.smartspec import SmartSpecController
-from distillspec.serving.control.wrapped import innermost, known_costs
+from distillspec.serving.costs.known import known_costs
 from distillspec.serving.selection.baselines import Fixed
 from distillspec.serving.selection.selecting import SelectingController
 from distillspec.serving.server.bridge.adjustable import AdjustableController, LengthOverride

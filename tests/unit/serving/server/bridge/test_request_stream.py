@@ -65,3 +65,12 @@ def test_an_answer_that_was_finished_before_a_failure_is_whole() -> None:
 )
 def test_where_tokens_come_from(row: RowResult | None, tokens: int, expected: tuple[str, ...]) -> None:
     assert kinds(tokens, row) == expected
+
+
+def test_what_was_written_is_counted_before_an_answer_ends() -> None:
+    stream = RequestStream([Request("a", (1,), SamplingParams(n=2))])
+    assert stream.first_token_s is None
+    stream.put(output_delta("a", 0, 65, 66, 67), RowResult.chain("a/0", 4, 2, 3))
+    stream.put(output_delta("a", 1, 68), None)
+    assert (stream.written, stream.proposed, stream.accepted) == (4, 4, 2)
+    assert stream.first_token_s is not None

@@ -104,3 +104,17 @@ def test_a_user_cannot_write_lines_into_the_log(served: Running) -> None:
         logger.setLevel(level)
     assert "\n2026-01-01 00:00:00" not in text.getvalue()
     assert all(" tenant=default " in line for line in text.getvalue().splitlines() if "event=generation" in line)
+
+
+def test_a_client_that_leaves_is_logged_with_what_it_was_sent(guarded: Running, written: io.StringIO) -> None:
+    headers = {"Authorization": f"Bearer {API_KEY}", "X-Request-Id": "left"}
+    body = {"model": "tiny", "prompt": "a b c", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with guarded.http.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
+        for count, _ in enumerate(reply.iter_lines()):
+            if count == 8:
+                break
+    wait_for(lambda: '"outcome": "client_left"' in written.getvalue())
+    line = next(line for line in lines(written) if line.get("event") == "generation")
+    assert line["prompt_tokens"] == 5
+    assert 0 < line["completion_tokens"] < 200
+    assert line["first_token_s"] > 0

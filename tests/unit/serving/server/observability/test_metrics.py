@@ -10,8 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.plans import Plan, RowPlan, StepResult
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.shape import chain_of
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowView, StepResult
 from distillspec.serving.server.bridge.engine_thread import StepReport
 from distillspec.serving.server.observability.metrics import Metrics
 from distillspec.serving.server.observability.telemetry import Telemetry

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from distillspec.serving.base.controllers import KnowsDrafts, LengthController, PlansTrees
 from distillspec.serving.base.draft_change import DraftChange
-from distillspec.serving.control.base import BatchView, KnowsDrafts, LengthController, Plan, PlansTrees, StepResult
-from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.base.plans import Plan, StepResult
+from distillspec.serving.base.rows import BatchView
 
 
 class WrappedController:
@@ -41,8 +42,3 @@ def innermost(controller: LengthController) -> LengthController:
     while isinstance(controller, WrappedController):
         controller = controller.inside
     return controller
-
-
-def known_costs(controller: LengthController) -> LatencyModel | None:
-    """Return the controller's costs of steps, measured or from a profile, None if it has none."""
-    return getattr(innermost(controller), "latency", None)

@@ -10,12 +10,14 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving import EngineSettings, SamplingParams
 from distillspec.serving.base.acceptance import RowResult
-from distillspec.serving.control.base import BatchView, LengthController, Plan, RowView, StepResult
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.fixed import FixedLength
+from distillspec.serving.base.plans import Plan, StepResult
+from distillspec.serving.base.rows import BatchView, RowView
+from distillspec.serving.baselines.named import CONTROLLER_NAMES, named_controller
+from distillspec.serving.baselines.smartspec import MovingAcceptance
 from distillspec.serving.control.decision import Decision
-from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.named import CONTROLLER_NAMES, named_controller
-from distillspec.serving.control.smartspec import MovingAcceptance
 from distillspec.serving.costs.latency import LatencyModel, guessed
 from distillspec.serving.costs.table import CostTable
 

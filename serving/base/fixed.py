@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from distillspec.errors import ConfigError
+from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.plans import Plan, RowPlan
+from distillspec.serving.base.rows import BatchView
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan
 
 
 class FixedLength(LengthController):

@@ -14,9 +14,11 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving import EngineSettings, SamplingParams
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.controllers import AdmissionView, WaitingView
+from distillspec.serving.base.plans import StepResult
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.control.base import AdmissionView, BatchView, RowView, StepResult, WaitingView
-from distillspec.serving.control.smartspec import RECENT_STEPS, Choice, MovingAcceptance, SmartSpecController, chain
+from distillspec.serving.baselines.smartspec import RECENT_STEPS, Choice, MovingAcceptance, SmartSpecController, chain
 from distillspec.serving.costs.fitted import Fitted
 from distillspec.serving.costs.hardware_profile import ModelKey, PassKey, Profile, ProfiledDraft, machine, size_of
 from distillspec.serving.costs.latency import LatencyModel

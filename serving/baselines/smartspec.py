@@ -18,8 +18,11 @@ import numpy
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.controllers import AdmissionView
+from distillspec.serving.base.plans import Plan, RowPlan, StepResult
+from distillspec.serving.base.rows import BatchView
 from distillspec.serving.control.allocation import Batch, every_length
-from distillspec.serving.control.base import AdmissionView, BatchView, Plan, RowPlan, StepResult
+from distillspec.serving.control.named import ControllerParts
 from distillspec.serving.costs.latency import LatencyModel
 
 IDLE_SHARE = 0.7  # of recent steps that propose nothing, past which new texts are not read by the draft
@@ -189,3 +192,13 @@ class SmartSpecController:
             if context + rows * (k + 1) <= view.cache_tokens
         ]
         return max(goodputs, default=0.0)
+
+
+def make_smartspec(parts: ControllerParts, per_request: bool = False, max_wait_s: float = 1.0) -> SmartSpecController:
+    """Follow the paper's algorithms."""
+    assert parts.latency is not None, "EngineConfig and named_controller ask for costs"
+    latency = parts.latency if parts.drafts_with_model else replace(parts.latency, draft=None)
+    gated = latency.draft is not None and parts.settings.draft_confidence > 0
+    return SmartSpecController(
+        parts.speculation_length, latency, per_request=per_request, gated=gated, max_wait_s=max_wait_s
+    )

@@ -1,0 +1,101 @@
+"""Rows of the next step as length controllers see them, with the sources that could draft for each."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from distillspec.serving.base.likely import LikelyNodes
+from distillspec.serving.base.tree import DRAFT
+
+BEHIND = "behind others"  # evidence of drafts whose tokens are tried after those of another source
+
+
+class Option(NamedTuple):
+    """One source that could draft for a row, or a draft model behind the likely nodes of another source."""
+
+    limit: int  # the most levels, by parameters, room, cache and source. 0: none
+    drafted_by_model: bool = True  # a draft model would run
+    match: int = 0  # how sure a source without a model is, such as tokens of text that a lookup found again
+    unread_tokens: int = 0  # tokens of its text that the draft model has not read
+    source: str = DRAFT
+    at_once: bool = False  # one pass of the draft model gives all its tokens
+    wide: bool = False  # its levels may have siblings
+    likely: LikelyNodes | None = None  # its nodes with their chances, where the source knows them
+
+    def within(self, levels: int) -> Option:
+        """Return the same with at most so many levels."""
+        return self._replace(**_within(self, levels))
+
+
+class RowView(NamedTuple):
+    """One decoding row as a controller sees it. The fields from `limit` to `likely` are an `Option`'s."""
+
+    sequence_id: str
+    context_tokens: int
+    limit: int
+    drafted_by_model: bool = True
+    match: int = 0
+    unread_tokens: int = 0
+    source: str = DRAFT
+    at_once: bool = False
+    wide: bool = False
+    likely: LikelyNodes | None = None
+    max_time_per_token_s: float | None = None  # this request's own bound, None for the engine's
+    others: tuple[Option, ...] = ()  # other sources
+    domain: str = "default"  # kind of text, in the caller's words
+    prompt: tuple[int, ...] = ()
+    belief: float | None = None  # P(a drafted token is accepted) by what is known of the request, None: not known
+    left: int = 1 << 30  # the most tokens that it may still write
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """All sources, its own first."""
+        own = [getattr(self, name) for name in Option._fields]
+        return (Option(*own), *self.others)
+
+    def with_option(self, option: Option) -> RowView:
+        """Return the row with this source alone."""
+        belief = self.belief if option.drafted_by_model else None
+        return self._replace(**option._asdict(), others=(), belief=belief)
+
+    def within(self, levels: int) -> RowView:
+        """Return the row for which no source drafts more than so many levels."""
+        return self._replace(**_within(self, levels), others=tuple([other.within(levels) for other in self.others]))
+
+
+def _within(own: Option | RowView, levels: int) -> dict[str, Any]:
+    """Return the fields that a bound on levels changes."""
+    likely = None if own.likely is None else own.likely.within(levels)
+    return {"limit": min(own.limit, levels), "likely": likely}
+
+
+def evidence(row: RowView | Option) -> Hashable:
+    """Return what acceptance is told apart by: source and match, or one of several drafts. 0 for an only draft.
+
+    A draft whose tokens are tried behind a row's likely nodes has evidence of its own: of harder text.
+    """
+    if row.match:
+        return row.source, row.match
+    own = row.source if row.drafted_by_model and row.source != DRAFT else 0
+    return (own, BEHIND) if row.drafted_by_model and row.likely is not None else own
+
+
+def is_joined(row: RowView | Option) -> bool:
+    """Return True for a row that a draft model drafts for, behind the likely nodes of another source."""
+    return row.drafted_by_model and row.likely is not None
+
+
+@dataclass(frozen=True)
+class BatchView:
+    """Batch of the next step: decoding rows, prompt tokens read beside them, waiting requests."""
+
+    rows: tuple[RowView, ...]
+    prefill_tokens: int = 0
+    waiting: int = 0
+
+    @property
+    def at_once(self) -> bool:
+        """True if the draft model drafts blocks."""
+        return any(row.at_once for row in self.rows)

@@ -1,0 +1,1 @@
+"""Controllers to compare with."""

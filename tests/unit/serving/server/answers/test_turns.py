@@ -1,0 +1,76 @@
+"""Turns of tenants: a flood of one delays its own work, and who leaves gives its turn up."""
+
+from __future__ import annotations
+
+import asyncio
+
+from distillspec.serving.server.answers.turns import TenantTurns
+
+
+def test_tenants_take_turns() -> None:
+    async def run() -> list[str]:
+        turns, done = TenantTurns(1), list[str]()
+
+        async def work(tenant: str) -> None:
+            async with turns.place(tenant):
+                await asyncio.sleep(0)
+                done.append(tenant)
+
+        flood = [asyncio.create_task(work("flood")) for _ in range(4)]
+        await asyncio.sleep(0)
+        assert turns.waiting("flood") == 3
+        await asyncio.gather(*flood, work("quiet"), work("quiet"))
+        return done
+
+    assert asyncio.run(run()) == ["flood", "flood", "flood", "quiet", "flood", "quiet"]
+
+
+def test_as_many_work_at_a_time_as_there_are_places() -> None:
+    async def run() -> int:
+        turns, now, most = TenantTurns(2), 0, 0
+
+        async def work() -> None:
+            nonlocal now, most
+            async with turns.place("a"):
+                now += 1
+                most = max(most, now)
+                await asyncio.sleep(0)
+                now -= 1
+
+        await asyncio.gather(*[work() for _ in range(7)])
+        assert turns.waiting("a") == 0
+        return most
+
+    assert asyncio.run(run()) == 2
+
+
+def test_who_is_cancelled_gives_its_turn_up() -> None:
+    """While it waits, and just as its turn has come."""
+
+    async def run() -> None:
+        turns = TenantTurns(1)
+
+        async def work() -> str:
+            async with turns.place("a"):
+                return "done"
+
+        leave = asyncio.Event()
+
+        async def hold() -> None:
+            async with turns.place("a"):
+                await leave.wait()
+            next_one.cancel()  # it has its turn, and has not run yet
+
+        first = asyncio.create_task(hold())
+        waiting, next_one, last = (asyncio.create_task(work()) for _ in range(3))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert turns.waiting("a") == 2
+        leave.set()
+        await first
+        await asyncio.gather(next_one, return_exceptions=True)
+        assert next_one.cancelled()
+        assert await asyncio.wait_for(last, 5) == "done"
+
+    asyncio.run(run())
