@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -220,3 +222,10 @@ def test_the_tiny_tokenizer_gives_every_byte_back() -> None:
     tokenizer = tiny_tokenizer()
     text = "naïve — 東京\n\t 42"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+def test_ends_of_text_outside_the_vocabulary_are_none(target: LanguageModel) -> None:
+    """Configs name stray ones. Banned before `min_tokens`, they would ban a token of the next row."""
+    model = copy.deepcopy(target.model)
+    model.generation_config.eos_token_id = [-1, 5, target.identity.vocab_size]
+    assert replace(target, model=model).stop_ids == (2, 5)

@@ -196,3 +196,21 @@ def test_a_draft_nobody_would_use_is_refused(make_engine: MakeEngine) -> None:
     engine = make_engine(None, proposer="prompt_lookup")
     with pytest.raises(ConfigError, match="proposer=prompt_lookup uses no draft"):
         engine.load_draft("anywhere")
+
+
+def test_outputs_of_a_step_that_fails_at_its_end_are_delivered(make_engine: MakeEngine) -> None:
+    """The last answer has its reason to finish, and nothing else is to do."""
+    engine = make_engine(None)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("an observer failed")
+
+    engine.observer = fail
+    engine.submit(Request("a", tuple(prompts()[0]), SamplingParams(temperature=0.0, max_tokens=1)))
+    with pytest.raises(RuntimeError, match="an observer failed"):
+        while engine.has_work:
+            engine.step()
+    assert engine.has_work
+    (output,) = engine.step().finished
+    assert len(output.token_ids) == 1
+    assert not engine.has_work

@@ -117,3 +117,13 @@ def test_a_lossy_engine_says_so_and_refuses_who_needs_exactness(
 def test_an_exact_engine_answers_who_needs_exactness(draft: LanguageModel, make_engine: MakeEngine) -> None:
     (output,) = make_engine(draft).generate([[5, 6]], SamplingParams(require_exact=True, max_tokens=3, ignore_eos=True))
     assert len(output.token_ids) == 3
+
+
+def test_levels_in_which_all_siblings_were_rejected_count(target: LanguageModel, make_engine: MakeEngine) -> None:
+    """A target that gives candidates in place of a token has judged the nodes behind the accepted ones."""
+    engine = make_engine(state_draft("eagle", target, noise=0.3), controller="fixed", **LOSSY["target_initialised"])
+    params = SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True)
+    stats = [output.stats for output in engine.generate(prompts(4), params)]
+    tried = sum(sum(one.acceptance.tried_at) for one in stats)
+    accepted = sum(one.accepted for one in stats)
+    assert tried > accepted > 0, "of the levels that were tried some were rejected"

@@ -219,3 +219,12 @@ def test_for_one_row_nodes_are_grown_more_often() -> None:
     text = repeating(proposer)
     able = [proposer.prospect(text).most > 0 for _ in range(IDLE_AFTER + 10 * IDLE_EVERY_OF_FEW)]
     assert 10 <= sum(able[IDLE_AFTER:]) <= 11
+
+
+def test_an_answer_that_ends_while_it_waits_teaches_nothing_more() -> None:
+    proposer, text = Ngram(longest=1), sequence([1, 2, 1, 2])
+    proposer.prospect(text)
+    text.tokens += [7, 8, 7, 8]
+    text.finish_reason = "abort"
+    proposer.leave_slot(text)
+    assert proposer.prospect(sequence([9, 7], name="other")).most == 0

@@ -218,6 +218,24 @@ def test_a_dead_engine_is_reported_at_once(serve: Serve, monkeypatch: pytest.Mon
     wait_for(lambda: b'engine_up{model_name="tiny"} 0.0' in running.state.metrics.text())
 
 
+def test_a_panic_ends_the_engine_at_once(serve: Serve) -> None:
+    """Libraries written in Rust raise what is no Exception. The thread would end, and nobody would know."""
+    running = serve()
+    client = Client(running)
+
+    class Panic(BaseException):
+        pass
+
+    def fail() -> None:
+        raise Panic("index out of bounds")
+
+    running.state.engine.at_next_step(fail)
+    error = client.result().json()["error"]
+    assert (client.result().status_code, error["code"]) == (500, "engine_dead")
+    assert "index out of bounds" in error["message"]
+    assert running.http.get("/health").status_code == 503
+
+
 def test_a_server_whose_engine_is_dead_ends_by_itself(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "DEAD_S", 0.2)
     running = serve()

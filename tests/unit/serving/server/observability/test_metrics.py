@@ -75,6 +75,8 @@ def test_counts_are_what_happened(serve: Serve) -> None:
     assert seen["distillspec:requests_refused_total{reason=invalid}"] == 1
     assert seen["distillspec:http_requests_total{route=/v1/completions,status=200}"] == 1
     assert seen["distillspec:num_requests_running"] == 0
+    prompt = body["usage"]["prompt_tokens"]
+    assert seen["distillspec:prefix_cache_queries_total"] == 2 * prompt >= seen["distillspec:prefix_cache_hits_total"]
 
 
 def step(emitted: int, seconds: float, predicted: tuple[float, float] | None, prefill: int = 0) -> StepReport:
