@@ -9,6 +9,8 @@ from pathlib import Path
 
 from distillspec.cli import main as distill
 
+SERVE = ". .venv/bin/activate && pip install -e '.[serve,demo]' -c constraints.txt && distill serve"
+
 
 def main() -> int:
     options = _options()
@@ -18,7 +20,7 @@ def main() -> int:
     if code == 0:
         code = distill(["report", f"runs=[{run}]", f"hydra.run.dir={run / 'report'}", "title=A draft for SmolLM2"])
     if code == 0:
-        print(f"\nOpen {run / 'report' / 'report.html'} in a browser; the draft is in {run / 'draft'}")
+        print(f"\nOpen {run / 'report' / 'report.html'} in a browser. Serve the draft:\n{SERVE} draft.path={run}")
     return code
 
 
