@@ -37,7 +37,7 @@ def prepare_draft(
     samples = texts() if by_acceptance or config.vocabulary is not None else []
     kept_ids = None
     if config.vocabulary is not None:
-        kept_ids = vocabulary_of(samples, target, config.vocabulary, among=kept_ids_of(config))
+        kept_ids = vocabulary_of(samples, target, config.vocabulary, among=kept_ids_of(config, target))
     if by_acceptance:
         with progress("choosing layers by measured acceptance") as line:
             total, count = len(target.layers), config.layers or DEFAULT_LAYERS
@@ -70,7 +70,7 @@ def vocabulary_of(samples: Sequence[Sample], target: LanguageModel, size: int, a
     """Return the ids `[size]` that a truncated draft keeps: those most expected in prompts and answers of the target.
 
     Args:
-        among: the ids of a draft that was truncated before. They hold its special tokens.
+        among: the ids of a draft that was truncated before, or has fewer.
     """
     counts = expected_counts(samples, target.identity.vocab_size)
     if among is not None:

@@ -78,7 +78,10 @@ def save_with_stop_head(source: Path, folder: Path, head: StopHead) -> None:
     """Write the draft in the folder `source` again, with a `StopHead`. Its weights stay as they are."""
 
     def write(temporary: Path) -> None:
-        shutil.copytree(source, temporary, ignore=shutil.ignore_patterns(METADATA, DIGESTS), dirs_exist_ok=True)
+        for file in [file for file in source.rglob("*") if file.is_file() and file.name not in (METADATA, DIGESTS)]:
+            copied = temporary / file.relative_to(source)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copied)  # not its mode: the source may be read-only
         record = {**read_metadata(source), "stop": head.record}
         (temporary / METADATA).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
         write_stop_head(head, temporary)

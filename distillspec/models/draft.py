@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from distillspec.config import DraftConfig
 from distillspec.config.registry import DRAFT_KINDS, find
@@ -80,7 +80,7 @@ def check_draft(config: DraftConfig, target: LanguageModel) -> None:
     elif config.kind == "pretrained":
         path = str(draft_folder(str(config.path)) or config.path)
         require_same_tokenizer(load_tokenizer(resolve_path(path)), target.tokenizer, path, target.name)
-        own = kept_ids_of(config)
+        own = kept_ids_of(config, target)
         if config.vocabulary is not None and own is not None and config.vocabulary > len(own):
             raise ConfigError(
                 f"draft.vocabulary={config.vocabulary}: the draft {config.path} keeps {len(own)} tokens already; "
@@ -88,10 +88,15 @@ def check_draft(config: DraftConfig, target: LanguageModel) -> None:
             )
 
 
-def kept_ids_of(config: DraftConfig) -> Tensor | None:
-    """Return the kept ids of the draft to start from, or None if it keeps all or there is none."""
-    folder = draft_folder(str(config.path)) if config.kind == "pretrained" else None
-    return None if folder is None else read_kept_ids(folder)
+def kept_ids_of(config: DraftConfig, target: LanguageModel) -> Tensor | None:
+    """Return the ids that the draft to start from can propose, or None if these are all or there is none."""
+    if config.kind != "pretrained":
+        return None
+    if (folder := draft_folder(str(config.path))) is not None:
+        return read_kept_ids(folder)
+    found = AutoConfig.from_pretrained(resolve_path(str(config.path)), trust_remote_code=False)
+    rows = int(found.get_text_config().vocab_size)
+    return torch.arange(rows) if rows < target.identity.vocab_size else None
 
 
 def load_pretrained(path: str, target: LanguageModel, dtype: torch.dtype = torch.float32) -> LanguageModel:

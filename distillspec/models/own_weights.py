@@ -135,7 +135,7 @@ def full_width(draft: LanguageModel) -> PreTrainedModel:
     head = nn.Linear(old.weight.shape[1], rows, bias=getattr(old, "bias", None) is not None)
     ids = draft.kept_ids.to(old.weight.device)
     for name, kept in old.named_parameters():
-        whole = kept.new_zeros(rows, *kept.shape[1:]).index_copy(0, ids, kept.detach())
+        whole = kept.new_zeros(rows, *kept.shape[1:]).index_copy(0, ids, kept.detach()[: len(ids)])
         setattr(head, name, nn.Parameter(whole))
     model.set_output_embeddings(head)
     return model

@@ -45,10 +45,10 @@ def choose_kept_ids(counts: Tensor, size: int, tokenizer: PreTrainedTokenizerBas
     """Return the `size` most frequent ids, sorted, with all special tokens. Ties go to lower ids.
 
     Lower ids of a BPE tokenizer are the earlier, more common merges, so unseen tokens are filled in by id. Special
-    tokens are all kept even if they are more than `size`.
+    tokens are all kept even if they are more than `size`. Ids with a negative count are left out.
     """
     counts = counts.to(torch.float64, copy=True)
-    special = special_ids(tokenizer, counts.numel())
+    special = [token for token in special_ids(tokenizer, counts.numel()) if counts[token] >= 0]
     counts[special] = counts.max() + 1
     order = torch.argsort(counts, descending=True, stable=True)
     return torch.sort(order[: max(size, len(special))]).values

@@ -10,7 +10,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -31,7 +32,7 @@ SOURCES = Path(__file__).parent
 BUILD_S = 600.0  # a build takes a second to a quarter of a minute, on a busy machine much longer
 
 
-_refused: dict[Path, str] = {}  # builds that failed in this process, and why; sources that cannot be built at all
+_refused: dict[str, str] = {}  # libraries that cannot be had in this process, and why
 
 
 class NotBuilt(Exception):
@@ -42,19 +43,26 @@ def cache_home() -> Path:
     """Return the folder of what is compiled here. It is still there after a restart of the machine.
 
     Where it cannot be written, as in containers that run as any user, it is a private one among temporary files.
+
+    Raises:
+        OSError: that one cannot be used either.
     """
     try:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distillspec"
+        home = _usual_home()
         home.mkdir(parents=True, exist_ok=True)
         if os.access(home, os.W_OK):
             return home
     except (OSError, RuntimeError):  # RuntimeError: this user has no home
         pass
     home = Path(tempfile.gettempdir()) / f"distillspec-{os.geteuid()}"
-    private_folder(home)
-    if home.stat().st_uid != os.geteuid() or home.is_symlink():
+    if home.is_symlink() or (home.exists() and home.stat().st_uid != os.geteuid()):
         raise PermissionError(f"{home} belongs to another user")
+    private_folder(home)
     return home
+
+
+def _usual_home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distillspec"
 
 
 def cpp_compiler() -> str | None:
@@ -76,29 +84,37 @@ def library(source: Path, *defined: str) -> ctypes.CDLL:
     compiler = cpp_compiler()
     if compiler is None:
         raise NotBuilt("no C++ compiler")
+    name = source.name
     try:
         command = [compiler, *FLAGS, *(f"-D{macro}" for macro in defined)]
         key = hashlib.sha256("\0".join((*command, _processor(), *_texts(source))).encode()).hexdigest()[:16]
-        built = cache_home() / "native" / f"{source.stem}-{key}.so"
-        if built in _refused:
-            raise NotBuilt(_refused[built])
-        if not built.exists():
-            _build(command, source, built)
-        return _loaded(command, source, built)
+        name = f"{source.stem}-{key}.so"
+        if name in _refused:
+            raise NotBuilt(_refused[name])
+        return _loaded(command, source, name)
     except OSError as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise _refusal(source, reason) if source not in _refused else NotBuilt(reason) from error
+        raise _refusal(name, f"{type(error).__name__}: {error}") from error
 
 
-def _loaded(command: Sequence[str], source: Path, built: Path) -> ctypes.CDLL:
-    """Load a library. One that is damaged, or was built on another system, is built again."""
-    try:
-        return ctypes.CDLL(str(built))
-    except OSError as error:
-        log.warning("%s cannot be loaded and is built again: %s", built, error)
+def _loaded(command: Sequence[str], source: Path, name: str) -> ctypes.CDLL:
+    """Load a library, built before or now. One that is damaged, or of another system, is built again."""
+    for folder in _homes():
+        if (built := folder / "native" / name).exists():
+            try:
+                return ctypes.CDLL(str(built))
+            except OSError as error:
+                log.warning("%s cannot be loaded and is built again: %s", built, error)
+    built = cache_home() / "native" / name
     built.unlink(missing_ok=True)
     _build(command, source, built)
     return ctypes.CDLL(str(built))
+
+
+def _homes() -> Iterator[Path]:
+    """Yield the folders in which a library may lie. The usual one may be read-only, and filled with an image."""
+    with suppress(RuntimeError):
+        yield _usual_home()
+    yield cache_home()
 
 
 def _build(command: Sequence[str], source: Path, built: Path) -> None:
@@ -112,9 +128,9 @@ def _build(command: Sequence[str], source: Path, built: Path) -> None:
                 [*command, str(source), "-o", str(made)], capture_output=True, text=True, timeout=BUILD_S
             )
         except subprocess.TimeoutExpired:
-            raise _refusal(built, f"{command[0]} took more than {BUILD_S:.0f} s") from None
+            raise _refusal(built.name, f"{command[0]} took more than {BUILD_S:.0f} s") from None
         if done.returncode:
-            raise _refusal(built, f"{command[0]} failed: {_first_error(done.stderr)}")
+            raise _refusal(built.name, f"{command[0]} failed: {_first_error(done.stderr)}")
         with made.open("rb") as written:  # a file that is empty after a power cut would be taken for built
             os.fsync(written.fileno())
         made.replace(built)
@@ -126,10 +142,10 @@ def _first_error(told: str) -> str:
     return next((line for line in lines if "error:" in line), lines[0])
 
 
-def _refusal(built: Path, reason: str) -> NotBuilt:
-    """Note that a build failed, so that nobody waits for it again."""
-    _refused[built] = reason
-    log.warning("%s was not built, and slower code serves: %s", built.stem, reason)
+def _refusal(name: str, reason: str) -> NotBuilt:
+    """Note that a library cannot be had, so that nobody waits for it again."""
+    _refused[name] = reason
+    log.warning("%s was not built, and slower code serves: %s", name, reason)
     return NotBuilt(reason)
 
 

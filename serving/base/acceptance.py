@@ -24,7 +24,7 @@ def trials_of(tree: TokenTree, path: Sequence[int], emitted: int) -> tuple[Trial
     Args:
         tree: what was drafted.
         path: its accepted nodes.
-        emitted: tokens that became text. Trials behind the end of an answer do not count.
+        emitted: tokens that became text, or were judged. Trials behind the end of an answer do not count.
     """
     found: list[Trial] = []
     for depth, node in enumerate((ROOT, *path)[:emitted], start=1):

@@ -99,9 +99,10 @@ class CompiledDecoder:
     def _compile(self) -> None:
         """Run the compiled decoder over a cache of its own, for each number of tokens that is treated apart."""
         started = time.perf_counter()
-        os.environ.setdefault(CACHE_VARIABLE, str(cache_home() / "compiled"))
         self._compiler = threading.get_ident()
         try:
+            if CACHE_VARIABLE not in os.environ:
+                os.environ[CACHE_VARIABLE] = str(cache_home() / "compiled")
             self._code = _compiled(type(self.model.decoder).forward)
             for counts in WARM_ROWS:
                 self._read(counts)

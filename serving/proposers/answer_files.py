@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,14 +69,24 @@ class AnswerFiles:
             file.unlink(missing_ok=True)
 
     def _make_room(self) -> None:
-        """Remove the file written longest ago where there are too many: each cache salt has one of its own."""
+        """Remove files where there are too many, as each cache salt has one: of the tenant with most, the oldest."""
         files = list(self.folder.glob("*.tokens"))
-        if len(files) >= FILES:
-            min(files, key=lambda file: file.stat().st_mtime).unlink()
+        while len(files) >= FILES:
+            counts = Counter([_tenant(file) for file in files])
+            most = max(counts.values())
+            oldest = min(
+                [file for file in files if counts[_tenant(file)] == most], key=lambda file: file.stat().st_mtime
+            )
+            oldest.unlink()
+            files.remove(oldest)
 
     def _file(self, owner: Owner) -> Path:
         tenant, salt = owner
         return self.folder / f"{_hashed(tenant)}-{_hashed(salt)}-{self.vocabulary}.tokens"
+
+
+def _tenant(file: Path) -> str:
+    return file.name.split("-", 1)[0]
 
 
 def _hashed(name: str) -> str:

@@ -81,7 +81,10 @@ class Proposer(Protocol):
         ...
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
-        """Learn that the nodes `path` became text, followed by one token of the target's own."""
+        """Learn that the nodes `path` became text, followed by one token of the target's own.
+
+        Where the target's logits were NaN, nothing became text: the path is empty, and no token follows.
+        """
         ...
 
     def leave_slot(self, sequence: SequenceState) -> None:

@@ -102,6 +102,7 @@ class Ngram:
         every = IDLE_EVERY if len(self._outlooks) > FEW_ROWS else IDLE_EVERY_OF_FEW
         if self._idle > IDLE_AFTER and self._idle % every:
             return NONE
+        self._tables.serve(len(self._outlooks))
         self._learn(sequence)
         self._follow(sequence.id, 0)
         best = max(self._behind(sequence, ()).values(), default=0.0)

@@ -51,6 +51,7 @@ class TokenRecycling:
 
     def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
         """Learn from a step's raw logits `[Σ (1 + nodes), V]`, window by window. Rows with NaN are left out."""
+        self._tables.serve(len(windows))
         best = logits.topk(self.best).indices.int().cpu().numpy()
         sound = logits.amax(-1).isfinite().cpu().numpy()
         first = 0

@@ -67,6 +67,7 @@ class SuffixLookup:
             own = index or SuffixIndex(2 * (sequence.prompt_length + sequence.max_output + 1))
             own.extend(sequence.tokens[read:])
             self._texts[sequence.id] = own, len(sequence.tokens)
+            self.store.serve(len(self._texts))
             indices = (own, self.store.index(sequence.request.cache_key))
             found = continuation(indices, sequence.tokens, MOST, self.least)
             self._found[sequence.id] = len(sequence.tokens), found

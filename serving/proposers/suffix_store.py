@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from distillspec.errors import ConfigError
@@ -15,6 +15,14 @@ from distillspec.serving.proposers.tenant_tables import TenantTables
 log = logging.getLogger(__name__)
 
 EVERYBODY = ("*", "")  # the owner of a shared store
+
+
+@dataclass
+class _Held:
+    """An owner's texts in memory."""
+
+    index: SuffixIndex
+    appended: int = 0  # tokens since its file was cut
 
 
 class SuffixStore:
@@ -49,19 +57,23 @@ class SuffixStore:
             raise ConfigError(f"proposer_options.tokens={tokens} must be at least {2 * LONGEST}")
         self.tokens, self.shared, self.exclude = tokens, shared, frozenset(exclude)
         self._files = None if folder is None else AnswerFiles(Path(folder), vocabulary)
-        self._indices = TenantTables[SuffixIndex](self._indexed)
-        self._appended: Counter[Owner] = Counter()  # tokens since the file was cut
+        self._held = TenantTables[_Held](self._read)
 
     def index(self, owner: Owner) -> SuffixIndex:
         """Return an owner's texts, read from the folder at first."""
-        return self._indices.of(EVERYBODY if self.shared else owner)
+        return self._of(owner).index
+
+    def serve(self, sequences: int) -> None:
+        """See `TenantTables.serve`."""
+        self._held.serve(sequences)
 
     def add(self, owner: Owner, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Take in a finished answer."""
         if owner[0] in self.exclude:
             return
         text = [*prompt[-LONGEST:], *answer]
-        self.index(owner).add(text)
+        held = self._of(owner)
+        held.index.add(text)
         if self._files is None:
             return
         owner = EVERYBODY if self.shared else owner
@@ -69,29 +81,32 @@ class SuffixStore:
             self._files.append(owner, text)
         except OSError:
             log.exception("an answer is not kept on disk")
-        self._appended[owner] += len(text)
-        if self._appended[owner] > self.tokens:
-            self._read(owner)
+        held.appended += len(text)
+        if held.appended > self.tokens:
+            held.appended = 0
+            self._texts(owner)
 
     def forget(self, tenant: str) -> None:
         """Delete a tenant's texts, in memory and on disk. In a shared store they cannot be told apart: all go."""
         tenant = EVERYBODY[0] if self.shared else tenant
-        self._indices.forget(tenant)
+        self._held.forget(tenant)
         if self._files is not None:
             try:
                 self._files.delete(tenant)
             except OSError:
                 log.exception("answers of a tenant that was deleted are still on disk")
 
-    def _indexed(self, owner: Owner) -> SuffixIndex:
-        index = SuffixIndex(self.tokens)
-        for text in self._read(owner):
-            index.add(text)
-        return index
+    def _of(self, owner: Owner) -> _Held:
+        return self._held.of(EVERYBODY if self.shared else owner)
 
-    def _read(self, owner: Owner) -> list[list[int]]:
+    def _read(self, owner: Owner) -> _Held:
+        held = _Held(SuffixIndex(self.tokens))
+        for text in self._texts(owner):
+            held.index.add(text)
+        return held
+
+    def _texts(self, owner: Owner) -> list[list[int]]:
         """Return an owner's texts on disk, and cut its file to the newest."""
-        self._appended[owner] = 0
         try:
             return [] if self._files is None else self._files.read(owner, self.tokens)
         except OSError:

@@ -24,17 +24,21 @@ class TenantTables(Generic[Table]):
     """
 
     def __init__(self, make: Callable[[Owner], Table]) -> None:
-        self.make = make
+        self.make, self.most = make, OWNERS
         self._tables: OrderedDict[Owner, Table] = OrderedDict()  # the owner served last at the end
 
     def of(self, owner: Owner) -> Table:
         """Return the table of an owner."""
         if owner not in self._tables:
-            if len(self._tables) >= OWNERS:
+            while len(self._tables) >= self.most:
                 self._drop_one()
             self._tables[owner] = self.make(owner)
         self._tables.move_to_end(owner)
         return self._tables[owner]
+
+    def serve(self, sequences: int) -> None:
+        """Hold tables for as many owners as may be served at a time: each step asks for all of them."""
+        self.most = max(OWNERS, 2 * sequences)
 
     def _drop_one(self) -> None:
         counts = Counter([tenant for tenant, _ in self._tables])

@@ -15,6 +15,7 @@ from distillspec.files import (
     private_file,
     private_files,
     private_folder,
+    read_lines,
     sha256_of,
     verify_folder,
     write_atomic,
@@ -205,3 +206,10 @@ def test_inside_the_block_everything_is_private(tmp_path: Path, usual_umask: Non
     assert [mode(tmp_path / "folder"), mode(tmp_path / "folder" / "f")] == [0o700, 0o600]
     write_json(tmp_path / "g", {})
     assert mode(tmp_path / "g") == 0o644
+
+
+def test_lines_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    assert read_lines(file) == []
+    file.write_bytes(b'{"a": 1}\n[2]\nnonsense\n\xff\n{"b": 2}\n{"half')
+    assert read_lines(file) == [{"a": 1}, {"b": 2}]

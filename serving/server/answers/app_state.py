@@ -110,11 +110,10 @@ class AppState:
             return
         try:
             figures = await asyncio.to_thread(self.online.figures)
+            self.metrics.observe_online(figures)
+            self.telemetry.online = figures
         except Exception:
             log.exception("cannot read the figures of online adaptation")
-            return
-        self.metrics.observe_online(figures)
-        self.telemetry.online = figures
 
     def _forget_domain(self, name: str) -> None:
         self.metrics.acceptance.forget_domain(name)

@@ -48,19 +48,22 @@ class TenantTurns:
             raise
 
     def _leave(self, tenant: str, turn: asyncio.Future[None]) -> None:
-        self._waiting[tenant].remove(turn)
-        if not self._waiting[tenant]:
-            del self._waiting[tenant]
+        turns = self._waiting.get(tenant, deque())
+        if turn in turns:  # else it was left out when its place came
+            turns.remove(turn)
+            if not turns:
+                del self._waiting[tenant]
 
     def _pass_on(self) -> None:
         """Give a place to the next tenant that waits."""
-        if not self._waiting:
-            self._free += 1
-            return
-        tenant, turns = next(iter(self._waiting.items()))
-        turn = turns.popleft()
-        if turns:
-            self._waiting.move_to_end(tenant)
-        else:
-            del self._waiting[tenant]
-        turn.set_result(None)
+        while self._waiting:
+            tenant, turns = next(iter(self._waiting.items()))
+            turn = turns.popleft()
+            if turns:
+                self._waiting.move_to_end(tenant)
+            else:
+                del self._waiting[tenant]
+            if not turn.done():  # cancelled, and its task has not run since
+                turn.set_result(None)
+                return
+        self._free += 1

@@ -43,9 +43,15 @@ def test_a_folder_keeps_it(target: LanguageModel, tmp_path: Path, reads: str) ->
     torch.manual_seed(0)
     draft = initialise_draft(DraftConfig(layers=2), target)
     save_draft(draft, tmp_path / "draft", target)
+    templates = tmp_path / "draft" / "additional_chat_templates"  # of a tokenizer with several
+    templates.mkdir(mode=0o755)
+    (templates / "tools.jinja").write_text("{{ messages }}")
+    (templates / "tools.jinja").chmod(0o444)
+    (tmp_path / "draft").chmod(0o555)
     head = StopHead(reads, 64, 8, draft.width).eval()
     save_with_stop_head(tmp_path / "draft", tmp_path / "taught", head)
     assert verify_folder(tmp_path / "taught") is None
+    assert (tmp_path / "taught" / templates.name / "tools.jinja").read_text() == "{{ messages }}"
     taught = load_draft(tmp_path / "taught", target)
     assert taught.identity == load_draft(tmp_path / "draft", target).identity
     inputs = torch.randn(3, 64 if reads == "state" else BEST + 1)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +20,11 @@ needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="needs a C++ 
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return cache_home() / "native"
+
+
+def readable(path: Any, mode: int) -> bool:
+    """Say what any other user may do: root may write everywhere."""
+    return mode != os.W_OK and Path(path).exists()
 
 
 def source(folder: Path, answer: int) -> Path:
@@ -102,3 +111,46 @@ def test_a_refusal_names_the_error(tmp_path: Path) -> None:
     wrong.write_text('#include "given.h"\n')
     with pytest.raises(NotBuilt, match=r"error: .Unknown."):
         library(wrong)
+
+
+@needs_compiler
+def test_a_cache_that_was_filled_before_is_used_though_it_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    library(source(tmp_path, 41))
+    monkeypatch.setattr(os, "access", readable)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert library(source(tmp_path, 41)).answer() == 41
+    assert not list(tmp_path.glob("distillspec-*/native/*"))
+
+
+@needs_compiler
+def test_a_temporary_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "theirs").mkdir(mode=0o755)
+    (tmp_path / f"distillspec-{os.geteuid()}").symlink_to(tmp_path / "theirs")
+    monkeypatch.setattr(os, "access", readable)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(NotBuilt, match="belongs to another user"):
+        library(source(tmp_path, 7))
+    assert (tmp_path / "theirs").stat().st_mode & 0o777 == 0o755, "nothing of theirs is changed"
+
+
+@needs_compiler
+def test_what_cannot_be_loaded_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache on a disk that nothing may be run from."""
+    builds = []
+    run = subprocess.run
+
+    def counted(*given: Any, **named: Any) -> Any:
+        builds.append(given)
+        return run(*given, **named)
+
+    def refused(_: str) -> None:
+        raise OSError("failed to map segment from shared object")
+
+    monkeypatch.setattr(subprocess, "run", counted)
+    monkeypatch.setattr(ctypes, "CDLL", refused)
+    for _ in range(3):
+        with pytest.raises(NotBuilt, match="failed to map segment"):
+            library(source(tmp_path, 8))
+    assert len(builds) == 1

@@ -259,5 +259,6 @@ def test_a_client_with_a_new_salt_each_time_fills_neither_memory_nor_disk(
     assert store.index(("quiet", "")) is kept, "a flood displaces its own texts in memory"
     assert len(list(tmp_path.iterdir())) == 10
     again = SuffixStore(1000, 50, folder=str(tmp_path))
+    assert len(again.index(("quiet", ""))) > 0, "and on disk"
     newest = again.index(("flood", str(3 * OWNERS - 1)))
     assert continuation([newest], [1, 2, 3], 3, 0.1).tokens == (4, 5, 6)

@@ -35,3 +35,15 @@ def test_a_tenant_with_many_salts_displaces_its_own_tables() -> None:
         tables.of(("flood", str(number))).append(number)
     assert tables.of(("quiet", "")) == [1]
     assert tables.of(("flood", str(2 * OWNERS - 1))), "the newest are kept"
+
+
+def test_as_many_owners_as_are_served_keep_their_tables() -> None:
+    tables = TenantTables[list[int]](lambda _: [])
+    tables.serve(2 * OWNERS)
+    for _ in range(2):
+        for number in range(2 * OWNERS):
+            tables.of((str(number), "")).append(number)
+    assert all(len(tables.of((str(number), ""))) == 2 for number in range(2 * OWNERS))
+    tables.serve(1)
+    tables.of(("new", ""))
+    assert sum(bool(tables.of((str(number), ""))) for number in range(2 * OWNERS)) < OWNERS

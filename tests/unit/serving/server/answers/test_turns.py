@@ -44,6 +44,33 @@ def test_as_many_work_at_a_time_as_there_are_places() -> None:
     assert asyncio.run(run()) == 2
 
 
+def test_who_is_cancelled_just_as_its_turn_comes_is_passed_over() -> None:
+    async def run() -> None:
+        turns = TenantTurns(1)
+
+        async def work() -> str:
+            async with turns.place("a"):
+                return "done"
+
+        leave = asyncio.Event()
+
+        async def hold() -> None:
+            async with turns.place("a"):
+                await leave.wait()
+                leaver.cancel()  # its task runs after the place is given on
+
+        first = asyncio.create_task(hold())
+        leaver, last = (asyncio.create_task(work()) for _ in range(2))
+        await asyncio.sleep(0)
+        leave.set()
+        await first
+        assert await asyncio.wait_for(last, 5) == "done"
+        assert leaver.cancelled()
+        assert await asyncio.wait_for(work(), 5) == "done", "the place is free again"
+
+    asyncio.run(run())
+
+
 def test_who_is_cancelled_gives_its_turn_up() -> None:
     """While it waits, and just as its turn has come."""
 

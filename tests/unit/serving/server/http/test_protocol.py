@@ -1,10 +1,11 @@
-"""A client that reads nothing is cut off."""
+"""A client that reads nothing is cut off, one that reads slowly is not."""
 
 from __future__ import annotations
 
 import json
 import re
 import socket
+import time
 
 import pytest
 
@@ -55,3 +56,24 @@ def received(raw: socket.socket) -> bytes:
     while piece := raw.recv(1 << 20):
         reply += piece
     return reply
+
+
+def test_a_client_that_reads_slowly_is_served(serve: Serve) -> None:
+    """The whole body is in the buffer at once, and takes longer than the limit to leave it."""
+    running = serve(write_timeout_s=0.3)
+    host, port = running.url.removeprefix("http://").split(":")
+    body = json.dumps({"prompt": LARGE}).encode()
+    head = f"POST /tokenize HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        running.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        raw.connect((host, int(port)))
+        raw.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        reply, started = b"", time.monotonic()
+        while piece := raw.recv(16 << 10):
+            reply += piece
+            time.sleep(0.05 if time.monotonic() - started < 1 else 0)
+    announced = re.search(rb"content-length: (\d+)", reply)
+    assert announced is not None
+    assert reply.split(b"\r\n\r\n", 1)[1].startswith(b'{"tokens"')
+    assert len(reply.split(b"\r\n\r\n", 1)[1]) == int(announced[1])
