@@ -4,7 +4,7 @@
 
 The sides take turns (`turns.py`) on the same requests with answers of 256 tokens. The tuned chain is the best fixed
 length, and the best shape the best fixed one of chains and trees. Both are chosen on the odd rounds and compared with
-on the even ones. Writes `results/trees.json`, with `--temperature 0` `trees_t0.json`.
+on the even ones. Writes `results/trees.json`, with `--temperature 0` `trees_t0.json`, with `--name NAME` another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GOALS = {"one_row": 1.10, "one_row_low": 1.03, "low": 0.96, "shape": 0.98, "shap
 
 
 def main() -> None:
-    options = turn_options(__doc__ or "", (1, 4, 8, 16), speculation_length=4, tree="sampled")
+    options = turn_options(__doc__ or "", (1, 4, 8, 16), speculation_length=4, tree="sampled", name="")
     settings = {"controller": "goodput", "tree": options.tree}
     bench, longest = Bench.prepare(options, options.speculation_length, **settings), options.speculation_length
     found = {}
@@ -33,7 +33,7 @@ def main() -> None:
         controllers = {name: named_controller(name, longest, bench.engine.costs) for name in names}
         found[str(batch)] = _judged(bench.rates(controllers, batch))
         print(f"batch {batch}: {found[str(batch)]}", flush=True)
-    name = "trees" if options.temperature else "trees_t0"
+    name = options.name or ("trees" if options.temperature else "trees_t0")
     write_result(name, {**bench.setting, **settings, "goals": GOALS, "batch": found})
 
 
