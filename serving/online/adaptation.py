@@ -37,7 +37,7 @@ from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.log.tap import ReplayTap
 from distillspec.serving.online.log.writer import LogWriter
 from distillspec.serving.online.reporting import Record, Reporter
-from distillspec.serving.online.state.layout import OnlineSettings
+from distillspec.serving.online.state.layout import LOG_BYTES, OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.trainer_link import TrainerLink
 from distillspec.serving.online.training.supervisor import Supervisor
@@ -51,7 +51,6 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 RETRY_S = 10.0  # after background work failed
-METRICS_BYTES = 64 << 20  # of metrics.jsonl, and of the one before it: weeks
 EXPIRE_S = 600.0  # between two looks for answers that are older than the log keeps
 IDLE_AFTER_S = 2.0  # without a running request the engine counts as idle
 
@@ -81,7 +80,7 @@ class Adaptation:
         self.engine, self.settings, self.layout = engine, settings, settings.layout
         key = LogKey.of(engine.target.identity, settings.replay.entries)
         self.replay = ReplayLog(self.layout.replay, key, settings.replay, seed=settings.seed)
-        report = report or MetricsLog(self.layout.root / "metrics.jsonl", METRICS_BYTES).add
+        report = report or MetricsLog(self.layout.root / "metrics.jsonl", LOG_BYTES).add
         self.reporter = Reporter(report, self.replay.clock)
         self.registry = VersionRegistry(self.layout.versions)
         self.writer = LogWriter(self.replay, redact)

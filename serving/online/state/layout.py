@@ -16,6 +16,8 @@ from distillspec.serving.online.state.version import ONLY
 
 REGISTRY, MANIFEST = "registry.sqlite", "manifest.sqlite"  # of the versions and of the replay log
 
+LOG_BYTES = 64 << 20  # of a log of figures or of what the trainer says, and of the one before it: weeks
+
 M = TypeVar("M", bound="_Message")
 
 

@@ -17,7 +17,7 @@ import torch
 
 from distillspec.files import private_file, private_folder
 from distillspec.serving.online.log.replay_log import CHANGING
-from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
+from distillspec.serving.online.state.layout import LOG_BYTES, OnlineSettings, TrainerState
 from distillspec.serving.online.state.lock import is_held
 from distillspec.serving.online.state.trainer_states import lift_quarantine, read_states
 from distillspec.serving.online.state.version import ONLY
@@ -143,8 +143,11 @@ class Supervisor:
         environment = {**kept, "OMP_NUM_THREADS": str(self._threads)}
         if self.settings.adapt.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        private_file(self.layout.trainer / "trainer.log")
-        with (self.layout.trainer / "trainer.log").open("a") as output:
+        told = self.layout.trainer / "trainer.log"
+        if told.is_file() and told.stat().st_size >= LOG_BYTES:
+            told.replace(told.with_name("trainer.1.log"))
+        private_file(told)
+        with told.open("a") as output:
             self.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.PIPE,  # closes when this process ends

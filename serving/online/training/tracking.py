@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from distillspec.serving.online.state.layout import OnlineSettings, Tracked
+from distillspec.serving.online.state.layout import LOG_BYTES, OnlineSettings, Tracked
 from distillspec.training.tracking import MetricsLog, Tracker
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class OnlineTracking:
     """
 
     def __init__(self, settings: OnlineSettings, folder: Path, tracker: Tracker | None) -> None:
-        self._metrics, self._tracker = MetricsLog(folder / "metrics.jsonl"), tracker
+        self._metrics, self._tracker = MetricsLog(folder / "metrics.jsonl", LOG_BYTES), tracker
         self._served = settings.layout.root / "metrics.jsonl"
         self._place = folder / "tracked.json"
         self._tracked = Tracked.read(self._place)

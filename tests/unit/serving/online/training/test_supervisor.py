@@ -15,7 +15,7 @@ from distillspec.models import LanguageModel, save_draft
 from distillspec.serving.commands.online_serving import AdaptationControl
 from distillspec.serving.online.adaptation import Adaptation, first_draft
 from distillspec.serving.online.log.replay_log import ReplayLog
-from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
+from distillspec.serving.online.state.layout import LOG_BYTES, OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.lock import held
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.trainer_link import URGENT_S
@@ -221,6 +221,18 @@ def test_it_imports_at_low_priority_too(settings: OnlineSettings) -> None:
     group = Path(f"/proc/{supervisor.pid}/autogroup")
     if group.is_file():  # Linux schedules sessions as groups
         assert group.read_text().split()[-1] == str(min(19, own + 3))
+    supervisor.stop()
+
+
+def test_what_it_says_starts_a_new_file_where_there_is_much(settings: OnlineSettings) -> None:
+    told = settings.layout.trainer / "trainer.log"
+    told.parent.mkdir(parents=True)
+    told.touch()
+    os.truncate(told, LOG_BYTES)
+    supervisor = Supervisor(settings, command=ENDLESS)
+    supervisor.poll()
+    assert told.stat().st_size < LOG_BYTES == told.with_name("trainer.1.log").stat().st_size
+    assert told.stat().st_mode & 0o777 == 0o600
     supervisor.stop()
 
 
