@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from distillspec.serving.base.backoff import Backoff
 
-# The share is a running mean of what was measured, and at least `PAYS`. Sources that bring less rest for some steps,
-# then for twice as many. Their gain is a running mean, too, from twice that share on.
+# The share is of running means, and at least `PAYS`. It is what planning takes, and once steps were at rest what is
+# more outside of passes than then. Sources that bring less rest for some steps, then for twice as many. Their gain is a
+# running mean, too, from twice that share on.
 PAYS, SHARE, GAIN = 0.02, 0.05, 0.02
 REST, MOST_REST = 64, 1024
 # The best of several estimates is the most hopeful one. So a gain is corrected by what steps with named nodes wrote of
@@ -35,6 +36,9 @@ class NamedRest:
 
     def __init__(self) -> None:
         self._share: float | None = None  # of a step, for naming nodes and planning
+        self._awake_s: float | None = None  # seconds outside of passes, of steps whose sources may draft
+        self._resting_s: float | None = None  # and of others
+        self._step_s = 0.0
         self._gain: float | None = None  # of goodput, by the sources
         self._rest = Backoff(REST, MOST_REST)
         self._named, self._others = Kept(), Kept()  # steps with named nodes, and without
@@ -57,17 +61,31 @@ class NamedRest:
         """Learn from the tokens of a speculating step, with named nodes or without."""
         (self._named if named else self._others).saw(expected, written)
 
-    def took(self, share: float) -> None:
-        """Learn the share of a step that naming and planning took."""
+    def took(self, planning_s: float, outside_s: float, step_s: float) -> None:
+        """Learn the seconds of planning, and of all outside of passes, of a step in which the sources could draft."""
+        share = planning_s / step_s
         if self._share is None:
             self._share, self._gain = share, None
         self._share += SHARE * (share - self._share)
+        self._awake_s, self._step_s = _mean(self._awake_s, outside_s), step_s
+
+    def rested(self, outside_s: float) -> None:
+        """Learn the seconds outside of passes of a step at rest."""
+        self._resting_s = _mean(self._resting_s, outside_s)
+
+    @property
+    def share(self) -> float:
+        """Share of a step that the sources take."""
+        planning = self._share or 0.0
+        if self._awake_s is None or self._resting_s is None:
+            return planning
+        return max(planning, (self._awake_s - self._resting_s) / self._step_s)
 
     def weigh(self, gain: float) -> bool:
         """Learn the sources' expected gain of goodput in a plan. Return False where they rest from now on."""
         if gain:
             gain = (1 + gain) * self._named.share / self._others.share - 1
-        least = max(PAYS, self._share or 0.0)
+        least = max(PAYS, self.share)
         before = 2 * least if self._gain is None else self._gain
         self._gain = before + GAIN * (gain - before)
         if self._gain >= least:
@@ -76,3 +94,7 @@ class NamedRest:
         self._rest.failed()
         self._gain = None
         return False
+
+
+def _mean(before: float | None, new: float) -> float:
+    return new if before is None else before + SHARE * (new - before)

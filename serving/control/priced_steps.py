@@ -88,13 +88,17 @@ class PricedSteps:
             tokens: written and expected ones of a step that speculated, None for a plain one.
         """
         rows, seconds = result.view.rows, result.total_s - result.readings_s
-        if tokens is not None:
-            self._rest(len(rows)).wrote(tokens[1], tokens[0], named=any(row.likely is not None for row in why.rows))
-        if not any(map(names_nodes, rows)):
-            return seconds
-        if any(map(names_nodes, why.rows)) and seconds > 0 and not result.prefill_tokens:  # at rest none does
-            self._rest(len(rows)).took(result.planning_s / seconds)
-        return seconds if tokens is not None else seconds - result.planning_s
+        rest, named = self._rest(len(rows)), any(map(names_nodes, rows))
+        if tokens is None:
+            return seconds - result.planning_s if named else seconds
+        rest.wrote(tokens[1], tokens[0], named=any(row.likely is not None for row in why.rows))
+        if seconds > 0 and not result.prefill_tokens:
+            outside_s = seconds - result.target_s - result.draft_s
+            if rest.rests:
+                rest.rested(outside_s)
+            elif named:
+                rest.took(result.planning_s, outside_s, seconds)
+        return seconds
 
     def _rest(self, rows: int) -> NamedRest:
         return self._rest_of_few if rows <= FEW_ROWS else self._rest_of_many

@@ -23,9 +23,9 @@ SURE = 10  # steps of confidence whose acceptance is told apart, where nodes are
 MOST_NODES = 12  # of a row's tree
 ALL_NODES = 128  # of all rows together: growing a node takes microseconds
 LEAST_CHANCE = 0.03  # of a node that is named
-# Growing nodes that are not drafted takes time. Chances that are named start at a share of the least one that was
-# drafted. Where nothing was drafted for so many prospects, texts are learnt from and nodes are grown for one of so many
-# alone: of few rows more often, or the end of a rest would pass without one.
+# Growing nodes that are not drafted takes time. Of more than a few rows, chances that are named start at a share of the
+# least one that was drafted. Where nothing was drafted for so many prospects, texts are learnt from and nodes are grown
+# for one of so many alone: of few rows more often, or the end of a rest would pass without one.
 NAMED_BELOW, NAMED_STEP, NAMED_MORE = 0.7, 0.2, 0.9
 IDLE_AFTER, IDLE_EVERY, IDLE_EVERY_OF_FEW = 64, 61, 17
 
@@ -99,7 +99,7 @@ class Ngram:
     def prospect(self, sequence: SequenceState) -> Prospect:
         """Return a prospect of no tokens where none is probable enough."""
         self._idle += 1
-        every = IDLE_EVERY if len(self._outlooks) > FEW_ROWS else IDLE_EVERY_OF_FEW
+        every = IDLE_EVERY_OF_FEW if self._serves_few else IDLE_EVERY
         if self._idle > IDLE_AFTER and self._idle % every:
             return NONE
         self._tables.serve(len(self._outlooks))
@@ -156,6 +156,7 @@ class Ngram:
     def _likely(self, sequence: SequenceState) -> LikelyNodes:
         """Return the nodes of the highest chances, best first."""
         kept = self._calibration.share(sequence.id, _group(sequence))
+        floor = LEAST_CHANCE if self._serves_few else self._floor
         most = max(2, min(self.nodes, ALL_NODES // max(1, len(self._outlooks))))
         chances, parents, depths = list[float](), list[int](), list[int]()
         waiting, order = list[tuple[float, int, int, Path]](), count()  # −chance, order, parent, drafted tokens
@@ -163,7 +164,7 @@ class Ngram:
         def put(behind: Path, parent: int, chance: float) -> None:
             best = self._behind(sequence, behind)
             for token, share in list(best.items())[: None if self.wide else 1]:
-                if (own := chance * min(1.0, kept * share)) >= self._floor:
+                if (own := chance * min(1.0, kept * share)) >= floor:
                     heappush(waiting, (-own, next(order), parent, (*behind, token)))
 
         put((), ROOT, 1.0)
@@ -172,11 +173,16 @@ class Ngram:
             chances.append(-negative)
             parents.append(parent)
             depths.append(len(path))
-            goes_on = -negative * min(1.0, kept) >= self._floor  # else no share is large enough behind it
+            goes_on = -negative * min(1.0, kept) >= floor  # else no share is large enough behind it
             if goes_on and len(path) < self.depth and path[-1] not in sequence.stop_ids:
                 put(path, len(chances) - 1, -negative)
         self._named[sequence.id] = tuple(chances)
         return LikelyNodes(NGRAM, tuple(chances), tuple(parents), tuple(depths))
+
+    @property
+    def _serves_few(self) -> bool:
+        """True beside few rows: a node that is not drafted costs little there, and one that is not named may be missed."""
+        return len(self._outlooks) <= FEW_ROWS
 
     def _follow(self, sequence_id: str, drafted: int) -> None:
         """Name fewer nodes where not all were drafted, and more where all were, or none was named."""

@@ -164,6 +164,18 @@ def busy() -> Ngram:
     return proposer
 
 
+def test_one_row_has_all_nodes_named_whatever_is_drafted() -> None:
+    proposer = Ngram(longest=2)
+    text = repeating(proposer)
+    counts = []
+    for _ in range(30):
+        likely = proposer.prospect(text).likely
+        assert likely is not None
+        counts.append(len(likely.chances))
+        tree(proposer, text, 1)
+    assert len(set(counts)) == 1
+
+
 def test_fewer_nodes_are_named_where_few_are_drafted() -> None:
     proposer = busy()
     text = repeating(proposer)
