@@ -181,7 +181,7 @@ class Ngram:
 
     @property
     def _serves_few(self) -> bool:
-        """True beside few rows: a node that is not drafted costs little there, and one that is not named may be missed."""
+        """True beside few rows, where a node that is named and not drafted costs little."""
         return len(self._outlooks) <= FEW_ROWS
 
     def _follow(self, sequence_id: str, drafted: int) -> None:
