@@ -22,6 +22,7 @@ from distillspec.files import write_folder
 from distillspec.models import LanguageModel, load_draft
 from distillspec.models.numerics import DTYPES
 from distillspec.models.own_weights import full_width
+from distillspec.models.tokenizers import identify
 
 FORMATS = ("hf", "vllm", "sglang", "speculators")
 EXPORTED_DTYPES = ("float32", "bfloat16", "float16")
@@ -114,7 +115,9 @@ def _aligned(draft: LanguageModel, target: LanguageModel | None) -> tuple[PreTra
     model.requires_grad_(False)
     source = model if target is None else target.model
     rows = int(source.get_output_embeddings().weight.shape[0])
-    align_rows(model, rows, draft.identity.vocab_size)
+    # Of the ids that the draft was made with. Loaded with a target that has fewer, it is cut to them.
+    needed = identify(draft.tokenizer, model.get_input_embeddings().weight.shape[0], "").vocab_size
+    align_rows(model, rows, needed)
     return model, rows
 
 

@@ -66,4 +66,6 @@ def _sequence(answer: LoggedAnswer) -> SequenceState:
     """Return the answer as a running sequence without output."""
     params = SamplingParams(max_tokens=len(answer))
     request = Request(answer.request_id, answer.prompt_ids, params, tenant=answer.tenant, domain=answer.domain)
-    return SequenceState(answer.request_id, request, 0, 0, list(answer.prompt_ids), frozenset(), max_output=len(answer))
+    return SequenceState(
+        answer.request_id, request, 0, 0, list(answer.prompt_ids), frozenset(), max_output=len(answer), slot=0
+    )
