@@ -95,8 +95,7 @@ def read_weights(
     with torch.random.fork_rng(devices=[]):  # weights are random until they are loaded
         model = _bare(AutoConfig.from_pretrained(folder), reading)
         _fit_head(model, state)
-    began_alone = reading is not None and reading["way"] == ADDED and own
-    if target is not None and not began_alone and (reading is not None or not own):
+    if target is not None and (not own or (reading is not None and reading["way"] != ADDED)):
         share_embeddings(model, target, dtype)
         if own or reading is None:
             own_embeddings(model)

@@ -127,11 +127,8 @@ class AcceptanceEstimate:
 
     def of_rows(self, rows: Sequence[RowView], *, hope: float = 0.0) -> Floats:
         """Return `chances` of rows, each with the source that drafts for it."""
-        names, kinds, beliefs = (
-            [row.sequence_id for row in rows],
-            list(map(evidence, rows)),
-            [row.belief for row in rows],
-        )
+        names, kinds = [row.sequence_id for row in rows], list(map(evidence, rows))
+        beliefs = [row.belief for row in rows]
         known = None if all(belief is None for belief in beliefs) else beliefs
         return self.chances(names, kinds if any(kinds) else None, known, hope=hope)
 

@@ -63,10 +63,9 @@ class NamedRest:
 
     def took(self, planning_s: float, outside_s: float, step_s: float) -> None:
         """Learn the seconds of planning, and of all outside of passes, of a step in which the sources could draft."""
-        share = planning_s / step_s
         if self._share is None:
-            self._share, self._gain = share, None
-        self._share += SHARE * (share - self._share)
+            self._gain = None
+        self._share = _mean(self._share, planning_s / step_s)
         self._awake_s, self._step_s = _mean(self._awake_s, outside_s), step_s
 
     def rested(self, outside_s: float) -> None:

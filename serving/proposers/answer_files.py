@@ -71,18 +71,21 @@ class AnswerFiles:
     def _make_room(self) -> None:
         """Remove files where there are too many, as each cache salt has one: of the tenant with most, the oldest."""
         files = list(self.folder.glob("*.tokens"))
+        if len(files) >= FILES:
+            files.sort(key=lambda file: file.stat().st_mtime)
         while len(files) >= FILES:
-            counts = Counter([_tenant(file) for file in files])
-            most = max(counts.values())
-            oldest = min(
-                [file for file in files if counts[_tenant(file)] == most], key=lambda file: file.stat().st_mtime
-            )
-            oldest.unlink()
-            files.remove(oldest)
+            files.pop(first_of_most([_tenant(file) for file in files])).unlink()
 
     def _file(self, owner: Owner) -> Path:
         tenant, salt = owner
         return self.folder / f"{_hashed(tenant)}-{_hashed(salt)}-{self.vocabulary}.tokens"
+
+
+def first_of_most(tenants: Sequence[str]) -> int:
+    """Return the place of the first thing of a tenant that has the most: where there are too many, it gives way."""
+    counts = Counter(tenants)
+    most = max(counts.values())
+    return next(place for place, tenant in enumerate(tenants) if counts[tenant] == most)
 
 
 def _tenant(file: Path) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from distillspec.serving.proposers.answer_files import Owner
+from distillspec.serving.proposers.answer_files import Owner, first_of_most
 
 OWNERS = 64  # whose tables are kept
 
@@ -31,7 +31,8 @@ class TenantTables(Generic[Table]):
         """Return the table of an owner."""
         if owner not in self._tables:
             while len(self._tables) >= self.most:
-                self._drop_one()
+                owners = list(self._tables)
+                del self._tables[owners[first_of_most([tenant for tenant, _ in owners])]]
             self._tables[owner] = self.make(owner)
         self._tables.move_to_end(owner)
         return self._tables[owner]
@@ -39,11 +40,6 @@ class TenantTables(Generic[Table]):
     def serve(self, sequences: int) -> None:
         """Hold tables for as many owners as may be served at a time: each step asks for all of them."""
         self.most = max(OWNERS, 2 * sequences)
-
-    def _drop_one(self) -> None:
-        counts = Counter([tenant for tenant, _ in self._tables])
-        most = max(counts.values())
-        del self._tables[next(owner for owner in self._tables if counts[owner[0]] == most)]
 
     def forget(self, tenant: str) -> None:
         """Delete a tenant's tables."""

@@ -164,14 +164,19 @@ def busy() -> Ngram:
     return proposer
 
 
+def names(proposer: Ngram, text: SequenceState) -> int:
+    """Return how many nodes are named for a text."""
+    likely = proposer.prospect(text).likely
+    assert likely is not None
+    return len(likely.chances)
+
+
 def test_one_row_has_all_nodes_named_whatever_is_drafted() -> None:
     proposer = Ngram(longest=2)
     text = repeating(proposer)
     counts = []
     for _ in range(30):
-        likely = proposer.prospect(text).likely
-        assert likely is not None
-        counts.append(len(likely.chances))
+        counts.append(names(proposer, text))
         tree(proposer, text, 1)
     assert len(set(counts)) == 1
 
@@ -181,9 +186,7 @@ def test_fewer_nodes_are_named_where_few_are_drafted() -> None:
     text = repeating(proposer)
     counts = []
     for _ in range(40):
-        likely = proposer.prospect(text).likely
-        assert likely is not None
-        counts.append(len(likely.chances))
+        counts.append(names(proposer, text))
         tree(proposer, text, 1)
     assert counts[-1] < counts[0]
     for _ in range(60):

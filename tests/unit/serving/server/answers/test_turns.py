@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 from distillspec.serving.server.answers.turns import TenantTurns
 
@@ -44,29 +46,31 @@ def test_as_many_work_at_a_time_as_there_are_places() -> None:
     assert asyncio.run(run()) == 2
 
 
+async def work(turns: TenantTurns) -> str:
+    async with turns.place("a"):
+        return "done"
+
+
+async def hold(turns: TenantTurns, leave: asyncio.Event, within: Callable[[], Any], after: Callable[[], Any]) -> None:
+    """Hold the place until the event, then do something within the block, and something behind it."""
+    async with turns.place("a"):
+        await leave.wait()
+        within()
+    after()
+
+
 def test_who_is_cancelled_just_as_its_turn_comes_is_passed_over() -> None:
     async def run() -> None:
-        turns = TenantTurns(1)
-
-        async def work() -> str:
-            async with turns.place("a"):
-                return "done"
-
-        leave = asyncio.Event()
-
-        async def hold() -> None:
-            async with turns.place("a"):
-                await leave.wait()
-                leaver.cancel()  # its task runs after the place is given on
-
-        first = asyncio.create_task(hold())
-        leaver, last = (asyncio.create_task(work()) for _ in range(2))
+        turns, leave = TenantTurns(1), asyncio.Event()
+        # The task that is cancelled runs after the place is given on.
+        first = asyncio.create_task(hold(turns, leave, lambda: leaver.cancel(), lambda: None))
+        leaver, last = (asyncio.create_task(work(turns)) for _ in range(2))
         await asyncio.sleep(0)
         leave.set()
         await first
         assert await asyncio.wait_for(last, 5) == "done"
         assert leaver.cancelled()
-        assert await asyncio.wait_for(work(), 5) == "done", "the place is free again"
+        assert await asyncio.wait_for(work(turns), 5) == "done", "the place is free again"
 
     asyncio.run(run())
 
@@ -75,21 +79,10 @@ def test_who_is_cancelled_gives_its_turn_up() -> None:
     """While it waits, and just as its turn has come."""
 
     async def run() -> None:
-        turns = TenantTurns(1)
-
-        async def work() -> str:
-            async with turns.place("a"):
-                return "done"
-
-        leave = asyncio.Event()
-
-        async def hold() -> None:
-            async with turns.place("a"):
-                await leave.wait()
-            next_one.cancel()  # it has its turn, and has not run yet
-
-        first = asyncio.create_task(hold())
-        waiting, next_one, last = (asyncio.create_task(work()) for _ in range(3))
+        turns, leave = TenantTurns(1), asyncio.Event()
+        # The next one has its turn when it is cancelled, and has not run yet.
+        first = asyncio.create_task(hold(turns, leave, lambda: None, lambda: next_one.cancel()))
+        waiting, next_one, last = (asyncio.create_task(work(turns)) for _ in range(3))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
