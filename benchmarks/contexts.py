@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from sides import greedy, make_engine, read_prompts
 
 from distillspec.config import TargetConfig
+from distillspec.files import write_png
 from distillspec.models import LanguageModel, load_target
 from distillspec.serving import Engine
 from distillspec.serving.base.fixed import FixedLength
@@ -92,7 +93,7 @@ def _by_speculation(engine: Engine, prompts: Sequence[list[int]], chosen: Sequen
 
 
 def _plot(found: dict[int, dict[str, Any]]) -> None:
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    figure = Figure(figsize=(9, 3.4), dpi=120, layout="constrained")
     rates, gains = figure.subplots(1, 2)
     for k in next(iter(found.values())):
         label = "none" if k == "0" else f"{k} tokens"
@@ -106,7 +107,7 @@ def _plot(found: dict[int, dict[str, Any]]) -> None:
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     rates.legend()
-    figure.savefig(RESULTS / "contexts_lengths.png", dpi=120)
+    write_png(RESULTS / "contexts_lengths.png", figure)
 
 
 def arrivals(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:

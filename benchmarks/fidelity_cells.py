@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy
 
+from distillspec.files import write_png
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.bench.records import RequestRecord
 
@@ -144,4 +145,4 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
     means.set(title="mean latency, s (dashed: simulated)", xlabel="requests/s", ylim=(0, None))
     each.set(title="latency of every request, s", xlabel="live", ylabel="simulated")
     means.legend(fontsize="small")
-    figure.savefig(path, dpi=100)
+    write_png(path, figure)

@@ -11,6 +11,7 @@ from common import RESULTS
 from matplotlib.figure import Figure
 from sides import generate, greedy, make_engine, rate_of, read_prompts
 
+from distillspec.files import write_png
 from distillspec.models import LanguageModel
 
 
@@ -38,7 +39,7 @@ def scaling(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any
 
 
 def _plot_scaling(by_batch: dict[int, float], by_length: dict[int, dict[str, float]], path: Path) -> None:
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    figure = Figure(figsize=(9, 3.4), dpi=120, layout="constrained")
     batches, lengths = figure.subplots(1, 2)
     batches.plot(list(by_batch), list(by_batch.values()), marker="o")
     batches.set(xscale="log", xlabel="requests at once", ylabel="tokens/s", title="no speculation, short prompts")
@@ -52,4 +53,4 @@ def _plot_scaling(by_batch: dict[int, float], by_length: dict[int, dict[str, flo
         axes.set_xticks(places, [str(place) for place in places])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    write_png(path, figure)
