@@ -11,6 +11,45 @@ import triton.language as tl
 
 
 @triton.jit
+def places_in_memory(
+    n,  # [COLUMNS] places of one slot
+    held,  # [COLUMNS] which of them there are
+    slot,
+    table,
+    columns,
+    held_slot,
+    held_place,
+    PAGE: tl.constexpr,
+):
+    """Return where the keys of `n` lie in one head, and which of them are held: a page may be missing."""
+    if PAGE > 0:
+        page = tl.load(table + slot * columns + n // PAGE, mask=held, other=0)
+        held = held & (page > 0)
+        at = page.to(tl.int64) * held_slot + n % PAGE * held_place
+    else:
+        at = slot * held_slot + n * held_place
+    return at, held
+
+
+@triton.jit
+def seen_in_tree(
+    n,  # [COLUMNS] places of keys
+    root,  # place of the tree's first node
+    width,
+    bits_at,  # [ROWS, 1] addresses of the queries' ancestor words
+    positions_at,  # address of the row's positions
+    real,  # [ROWS] which queries there are
+):
+    """Return [ROWS, COLUMNS] whether a key is no node or an ancestor of the query, and the keys' positions."""
+    node = n - root
+    inside = (node >= 0) & (node < width)
+    node = tl.where(inside, node, 0)
+    word = tl.load(bits_at + node[None, :] // 64, mask=inside[None, :] & real[:, None], other=-1)
+    position = tl.load(positions_at + node, mask=inside, other=0)
+    return (word >> (node % 64)[None, :] & 1) != 0, tl.where(inside, position, n)
+
+
+@triton.jit
 def attend_part(
     query,  # [B, heads, q, d], the last one contiguous
     keys,  # [slots, kv_heads, places, d], the last one contiguous; with pages [pages, kv_heads, PAGE, d]
@@ -70,13 +109,7 @@ def attend_part(
     mean = tl.zeros([ROWS, DIMS], tl.float32)
     for first in range(begin, end, COLUMNS):
         n = first + tl.arange(0, COLUMNS)
-        held = n < end
-        if PAGE > 0:
-            page = tl.load(table + slot * columns + n // PAGE, mask=held, other=0)
-            held = held & (page > 0)
-            row_at = page.to(tl.int64) * held_slot + n % PAGE * held_place
-        else:
-            row_at = slot * held_slot + n * held_place
+        row_at, held = places_in_memory(n, n < end, slot, table, columns, held_slot, held_place, PAGE)
         at = (row_at + head * held_head)[:, None] + d[None, :]
         there = held[:, None] & (d < DIM)[None, :]
         k = tl.load(keys + at, mask=there, other=0.0)
@@ -86,13 +119,8 @@ def attend_part(
         seen = (n[None, :] <= place[:, None]) & held[None, :]
         key_position = n
         if WORDS > 0:
-            node = n - root
-            inside = (node >= 0) & (node < width)
-            node = tl.where(inside, node, 0)
-            word = tl.load(bits_at + node[None, :] // 64, mask=inside[None, :] & real[:, None], other=-1)
-            seen = seen & ((word >> (node % 64)[None, :] & 1) != 0)
-            key_position = tl.load(positions + row * width + node, mask=inside, other=0)
-            key_position = tl.where(inside, key_position, n)
+            related, key_position = seen_in_tree(n, root, width, bits_at, positions + row * width, real)
+            seen = seen & related
         if WINDOW > 0:
             seen = seen & (key_position[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
