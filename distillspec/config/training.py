@@ -34,6 +34,7 @@ class TrainConfig:
     max_bad_steps: int = 5  # losses or gradients in a row with NaN or infinity that stop the run
     unroll: int = 3  # drafts that read states: drafted positions that a step trains, each fed the draft's own states
     unroll_decay: float = 0.5  # share of the drafted chains that go on to each further position
+    unroll_from: float = 0.35  # share of the run in which the first position trains alone, for speed
     feature_gib: float | None = None  # memory for the target's states of training text; null: a third of what is free
     target_rate: float = 0.02  # draft.train_target: the target's learning rate, as a share of train.learning_rate
     target_warmup: float = 0.2  # draft.train_target: share of the run in which the heads learn alone
@@ -66,6 +67,7 @@ class TrainConfig:
             f"train.betas={self.betas} must be two numbers in [0, 1)",
         )
         require(0 < self.unroll_decay <= 1, f"train.unroll_decay={self.unroll_decay} must be above 0 and at most 1")
+        require(0 <= self.unroll_from < 1, f"train.unroll_from={self.unroll_from} must be in [0, 1)")
         require(
             self.feature_gib is None or self.feature_gib >= 0,
             f"train.feature_gib={self.feature_gib} must be at least 0",

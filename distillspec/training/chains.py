@@ -23,6 +23,11 @@ class Unrolling:
 
     steps: int = 1
     decay: float = 1.0
+    begins: float = 0.0  # share of a run in which the first position trains alone
+
+    def positions(self, done: float) -> int:
+        """Return the positions that train when a share `done` of the run is over."""
+        return self.steps if done >= self.begins else 1
 
     def first_weight(self, positions: int) -> float:
         """Return the weight of the first of `positions` positions, where all together have 1."""

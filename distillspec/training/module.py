@@ -50,7 +50,9 @@ class DistillModule(nn.Module):
     ) -> None:
         super().__init__()
         unrolling = unrolling or Unrolling()
-        self.unrolling = replace(unrolling, steps=draft.most_positions or unrolling.steps)
+        if draft.most_positions is not None:  # each has weights, or a mask, of its own
+            unrolling = replace(unrolling, steps=draft.most_positions, begins=0.0)
+        self.unrolling, self._done = unrolling, 1.0
         self.model = draft.model
         self.draft = draft
         self.mix = LossMix.parse(config.terms)
@@ -68,7 +70,7 @@ class DistillModule(nn.Module):
 
     @property
     def positions(self) -> int:
-        """Drafted positions that train at once."""
+        """The most drafted positions that train at once."""
         return 1 if self.draft.state_input is None else self.unrolling.steps
 
     @property
@@ -82,7 +84,8 @@ class DistillModule(nn.Module):
         return [(1.0, list(self.parameters()))]
 
     def begin_step(self, done: float) -> None:
-        """Choose what the next step trains, when a share `done` of the run is over: here always the same."""
+        """Choose the drafted positions of the next step, when a share `done` of the run is over."""
+        self._done = done
 
     def teacher(self, batch: TokenBatch, target: LanguageModel) -> Teacher:
         """Return what `forward` learns from: the batch's recorded signal, or else a pass of the live target."""
@@ -107,7 +110,8 @@ class DistillModule(nn.Module):
         try:
             if weights is None:
                 return token_values(self.draft, self, batch, teacher)
-            rows = self.unrolling.rows(batch) if self.positions > 1 else []
+            positions = min(self.positions, self.unrolling.positions(self._done))
+            rows = self.unrolling.rows(batch) if positions > 1 else []
             hidden = drafted_hidden(self.draft, batch, rows)
             first = self._loss(hidden[0], batch, teacher, weights, normalizer, advantage)
             loss, metrics = first.loss, dict(first.metrics)
@@ -117,7 +121,7 @@ class DistillModule(nn.Module):
                 loss = loss + deeper.loss
                 share = metrics["weight"] / deeper.metrics["weight"]
                 metrics[f"alpha_{position}"] = share * deeper.metrics.get("alpha", torch.tensor(math.nan))
-            loss = loss * self.unrolling.first_weight(self.positions)
+            loss = loss * self.unrolling.first_weight(positions)
             return ChunkedLoss(loss, metrics)
         except NonFiniteLogits as error:
             self.problem = str(error)

@@ -76,6 +76,7 @@ STATIC = [
     ("train draft=block draft.confidence=true loss=ce", "draft.confidence=true learns from the target's probabilities"),
     ("train loss.reference=d", "loss.reference=d needs loss.select_fraction"),
     ("train train.eval_share=0", "train.eval_share=0.0 must be between 0 and 1"),
+    ("train train.unroll_from=1", "train.unroll_from=1.0 must be in [0, 1)"),
     ("train train.betas=[[1],2]", "train.betas"),
     ("train tracker.tags=[[1]]", "tracker.tags"),
     ("train train.learning_rate=null", "train.learning_rate=null is not possible"),

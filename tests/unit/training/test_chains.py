@@ -47,3 +47,8 @@ def test_one_step_has_no_chains() -> None:
 def test_all_positions_together_weigh_as_much_as_one() -> None:
     assert Unrolling(3, 0.5).first_weight(3) == pytest.approx(1 / 1.75)
     assert Unrolling(3, 0.5).first_weight(1) == 1
+
+
+def test_the_first_position_trains_alone_at_first() -> None:
+    unrolling = Unrolling(3, 0.5, begins=0.4)
+    assert [unrolling.positions(done) for done in (0.0, 0.39, 0.4, 1.0)] == [1, 1, 3, 3]

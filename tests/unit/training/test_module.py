@@ -8,6 +8,7 @@ from torch import Tensor
 
 from distillspec.config import LossConfig, TrainConfig
 from distillspec.models import LanguageModel
+from distillspec.training.chains import Unrolling
 from distillspec.training.feed import SampleFeed
 from distillspec.training.module import DistillModule, teacher_view
 from distillspec.training.state_store import StateStore
@@ -101,3 +102,17 @@ def test_a_loss_of_nan_reaches_every_parameter_that_learns(
     assert value.isnan()
     value.backward()
     assert {name for name, own in draft.model.named_parameters() if own.grad is not None} >= learns
+
+
+@pytest.mark.parametrize(("kind", "alone"), [("eagle", True), ("block", False), ("medusa", False)])
+def test_positions_with_weights_of_their_own_always_train(
+    target: LanguageModel, samples: list[Sample], kind: str, alone: bool
+) -> None:
+    draft = state_draft(kind, target)
+    module = DistillModule(draft, LossConfig(), Unrolling(3, 1.0, begins=0.5))
+    found = []
+    for done in (0.49, 0.5):
+        module.begin_step(done)
+        _, metrics = loss_of(module, samples, target)
+        found.append(1 + sum(name.startswith("alpha_") for name in metrics))
+    assert found == [1 if alone else module.positions, module.positions]
