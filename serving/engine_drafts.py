@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
@@ -81,8 +83,10 @@ class EngineDrafts:
                 member = self.proposers.build_member(draft, version, source)
             else:
                 proposer = self.proposers.build(draft, version)
-        except ConfigError:
+        except BaseException as error:
             self.models.release(draft)
+            if isinstance(error, torch.OutOfMemoryError):
+                raise ConfigError(f"{version} does not fit into what is left of {draft.device}'s memory") from error
             raise
 
         def switch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from distillspec.errors import ConfigError
 from distillspec.models.features import states_of_text
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.plans import StepResult
+from distillspec.serving.base.threads import settle
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import Proposer, forget_answers, keeps_answers, versions_of
@@ -116,10 +118,19 @@ class EngineView:
         """Drop the prefixes that idle slots remember, between steps: the next prompts are read whole."""
         self.sequences.forget_free()
 
-    def forget_tenant(self, tenant: str) -> None:
-        """Delete a tenant's answers that the proposer keeps, and the prefixes of idle slots, between steps."""
-        forget_answers(self.proposer, tenant)
-        self.forget_prompts()
+    def forget_tenant(self, tenant: str) -> Future[None]:
+        """Delete a tenant's answers that the proposer keeps, and the prefixes of idle slots, before the next step.
+
+        Any thread may call it. The future ends then, with the `OSError` of files that stay.
+        """
+        done: Future[None] = Future()
+
+        def forget() -> None:
+            self.forget_prompts()
+            forget_answers(self.proposer, tenant)
+
+        self._core.at_next_step(lambda: settle(done, forget))
+        return done
 
     def features(self, sequence_id: str) -> Tensor:
         """Return the states `feature_ids` of the tokens that the target has read of a running sequence.

@@ -13,6 +13,7 @@ import torch
 from distillspec.evaluation.bootstrap import median_interval
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request
+from distillspec.serving.base.rows import Option
 from distillspec.serving.costs.fitted import Timed, fit
 from distillspec.serving.costs.hardware_profile import (
     HostCost,
@@ -24,7 +25,6 @@ from distillspec.serving.costs.hardware_profile import (
     size_of,
 )
 from distillspec.serving.engine import Engine
-from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.timed_passes import TimedPasses, Work
 
 RESAMPLES = 1000  # bootstrap samples of the rounds
@@ -137,8 +137,8 @@ def _verifications(passes: TimedPasses, grid: Grid) -> list[Work]:
     ]
 
 
-def _draft_loops(passes: TimedPasses, grid: Grid, draft: Prospect) -> list[Work]:
-    lengths = sorted({min(length, draft.most) for length in grid.lengths if length > 0})
+def _draft_loops(passes: TimedPasses, grid: Grid, draft: Option) -> list[Work]:
+    lengths = sorted({min(length, draft.limit) for length in grid.lengths if length > 0})
     return [
         passes.drafting(rows, length, context, draft.source)
         for context, rows, length in product(grid.contexts, grid.rows, lengths)

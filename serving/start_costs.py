@@ -10,13 +10,13 @@ from dataclasses import replace
 import torch
 
 from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.rows import Option
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.base.wrapped import innermost
 from distillspec.serving.costs.fitted import Timed, fit
 from distillspec.serving.costs.known import TakesCosts
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import KNOTS, CostTable
-from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.selection.selecting import selecting
 from distillspec.serving.sequences.scheduler import Limits
 from distillspec.serving.timed_passes import TimedPasses, Work
@@ -110,19 +110,19 @@ def _works(passes: TimedPasses, limits: Limits, speculation_length: int, with_dr
 
 
 def _draft_loops(
-    passes: TimedPasses, prospect: Prospect, slots: int, speculation_length: int, context: int, far: int
+    passes: TimedPasses, draft: Option, slots: int, speculation_length: int, context: int, far: int
 ) -> list[Work]:
     """Return a draft's loops: whole ones of rising rows, or of blocks whose positions add up to rising numbers.
 
     A loop's first pass reads text and takes longer than the others: loops of one token show by how much.
     """
-    longest = min(speculation_length, prospect.most)
-    if prospect.at_once:
+    longest = min(speculation_length, draft.limit)
+    if draft.at_once:
         loops = {(rows := -(-n // longest), round(n / rows), context) for n in KNOTS if n < slots * longest}
     else:
         loops = {(n, longest, context) for n in KNOTS if n < slots} | {(1, 1, context), (slots, 1, context)}
     loops |= {(slots, longest, context), (slots, longest, far)}
-    return [passes.drafting(*loop, prospect.source) for loop in sorted(loops)]
+    return [passes.drafting(*loop, draft.source) for loop in sorted(loops)]
 
 
 def _time_in_turn(passes: TimedPasses, works: Sequence[Work], budget_s: float) -> list[list[float]]:

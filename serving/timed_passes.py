@@ -12,6 +12,7 @@ import torch
 from distillspec.models import LanguageModel
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
+from distillspec.serving.base.rows import ANYTHING, Option
 from distillspec.serving.base.shape import chain_of
 from distillspec.serving.base.tree import DRAFT, TokenTree
 from distillspec.serving.costs.fitted import Timed
@@ -19,7 +20,7 @@ from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.base import ANY, Foresees, ProposalRequest, Proposer, Prospect, caches_of, readers
+from distillspec.serving.proposers.base import Foresees, ProposalRequest, Proposer, caches_of, readers
 
 TOKEN = 5  # any token costs the same
 
@@ -75,11 +76,11 @@ class TimedPasses:
         tokens = max(1.0, longest - (rounds + 1) / 2)  # mean over the rounds that count
         return Work("prefill", Timed(0, tokens, 1, 0.0, 1), run)
 
-    def drafts(self) -> list[Prospect]:
+    def drafts(self) -> list[Option]:
         """Return what each draft may propose for a row with some text."""
         (sequence,) = _sequences(1, 1)
-        prospect = self.proposer.prospect(sequence) if isinstance(self.proposer, Foresees) else Prospect(ANY)
-        return [own for own in (prospect, *prospect.others) if own.by_model]
+        foreseen = self.proposer.foreseen(sequence) if isinstance(self.proposer, Foresees) else ANYTHING
+        return [own for own in foreseen if own.drafted_by_model]
 
     def drafting(self, rows: int, length: int, context: int, source: str = DRAFT) -> Work:
         """Return a whole draft loop for greedy requests: one pass a depth, or a single one for a block."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
+from transformers import Cache, LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, apply_rotary_pos_emb
 
 from distillspec.models.language_model import LanguageModel, attention_heads
 from distillspec.models.slot_attention import is_hooked
@@ -45,13 +45,27 @@ class EagleLayer(LlamaDecoderLayer):
             setattr(self.self_attn, name, new)
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-        """Return the layer's output `[B, L, D]` of `hidden_states [B, L, 2 · D]`."""
+    def forward(self, hidden_states: Tensor, keys_alone: bool = False, **kwargs: Any) -> Tensor:
+        """Return the layer's output `[B, L, D]` of `hidden_states [B, L, 2 · D]`.
+
+        Args:
+            keys_alone: only add keys and values to the cache. What is returned is then no output.
+        """
         embeddings, states = hidden_states.chunk(2, -1)
         both = torch.cat([self.input_layernorm(embeddings), self.hidden_norm(states)], -1)
+        if keys_alone:
+            self._keep_keys(both, kwargs["position_embeddings"], kwargs["past_key_values"])
+            return states
         hidden = states + self.self_attn(hidden_states=both, **kwargs)[0]
         changed: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return changed
+
+    def _keep_keys(self, both: Tensor, turned: tuple[Tensor, Tensor], cache: Cache) -> None:
+        attention = self.self_attn
+        shape = (*both.shape[:-1], -1, attention.head_dim)
+        keys, values = (own(both).view(shape).transpose(1, 2) for own in (attention.k_proj, attention.v_proj))
+        keys, _ = apply_rotary_pos_emb(keys, keys, *turned)
+        cache.update(keys, values, attention.layer_idx)
 
 
 def eagle_model(config: LlamaConfig, state_ids: list[int], target_width: int) -> PreTrainedModel:

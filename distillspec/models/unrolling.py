@@ -3,24 +3,27 @@
 Step k at token i is the draft's k-th drafted position: the target's states end k − 1 tokens before, and the draft's own
 follow, or masks (`distillspec.models.block`). The first step reads all tokens. The query of a later step attends to the
 first step's keys up to the token where the true states end, and to one key of each later step: its own chain's. So
-later steps read only the tokens of chains that somebody asks for. Heads (`distillspec.models.heads`) attend to nothing.
+later steps read only the tokens of chains that somebody asks for. A draft of one layer computes keys and values alone
+of the others (prompts, above all) in the first step, too. Heads (`distillspec.models.heads`) attend to nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from distillspec.models.eagle import EagleLayer
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.packed_attention import Counts, attending_by_sequence, can_pack, counts_of
 from distillspec.models.state_input import previous
 
 SLIDING = "sliding_attention"  # transformers' name of layers that see a window
-NOWHERE = -(1 << 40)  # tokens of padding lie here, far from all others and apart
+BEHIND = 1 << 40  # tokens of padding lie here, behind all others and apart
 
 
 def unrolled(
@@ -34,26 +37,25 @@ def unrolled(
         wanted: `[n_k]` int64 each, tokens in the flattened `[B · L]` grid.
     """
     assert draft.state_input is not None
-    sequence = (position_ids == 0).cumsum(-1)
+    passes, needed = _Passes(draft, input_ids, position_ids), _needed(position_ids, wanted)
     fed = last = previous(draft.state_input.fuse(states), position_ids)
-    read = _Tokens.all(input_ids)
-    cache, seen, own = DynamicCache(), _Seen(sequence, draft), []
-    for step, needed in enumerate(_needed(position_ids, wanted)):
+    read, own = _Tokens.all(input_ids), []
+    if _can_keep_keys_alone(draft):  # in every process alike: parallel wrappers count passes
+        read, others = _Tokens.of(needed[0]), _Tokens.of(~needed[0])
+        passes.read(others, others.states(fed), 0, keys_alone=True)
+        fed = read.states(fed)
+    for step, tokens in enumerate(wanted):
         if step:
-            behind, read = read, _Tokens.of(needed)
+            behind, read = read, _Tokens.of(needed[step])
             fed = behind.states_before(last, read) * (read.pick(position_ids) > 0).unsqueeze(-1)
-        ids, places = read.pick(input_ids), read.pick(position_ids)
-        if draft.drafts_at_once and step:
-            ids = torch.full_like(ids, -step)  # masks
-        if draft.attends:
-            seen.add(read)
-            with attending_by_sequence(draft.model, seen.counts):
-                named = {"past_key_values": cache, "use_cache": True, "attention_mask": seen.masks(step)}
-                last = draft.last_states(ids, places, fed, **named)
-        else:
-            last = draft.last_states(ids, places, fed, drafted=step)
-        own.append(draft.head_input(read.at(last, wanted[step]), step, input_ids.flatten()[wanted[step]]))
+        last = passes.read(read, fed, step)
+        own.append(draft.head_input(read.at(last, tokens), step, input_ids.flatten()[tokens]))
     return own
+
+
+def _can_keep_keys_alone(draft: LanguageModel) -> bool:
+    """Return True for one layer of EAGLE's: of tokens that nobody asks for, others attend to its keys and values."""
+    return draft.attends and len(draft.layers) == 1 and isinstance(draft.layers[0], EagleLayer)
 
 
 def _needed(position_ids: Tensor, wanted: Sequence[Tensor]) -> list[Tensor]:
@@ -100,15 +102,39 @@ class _Tokens:
         rows = tokens // width
         return values.flatten(0, 1).index_select(0, rows * values.shape[1] + self.place.flatten()[tokens])
 
+    def states(self, grid: Tensor) -> Tensor:
+        """Return states of the grid `[B, L, D]` at these tokens, `[B, n, D]`."""
+        return grid.gather(1, self.column.unsqueeze(-1).expand(-1, -1, grid.shape[-1]))
+
     def states_before(self, states: Tensor, following: _Tokens) -> Tensor:
         """Return the `states [B, n, D]` of the token before each of `following`, `[B, m, D]`."""
         before = self.place.gather(1, (following.column - 1).clamp(min=0))
         return states.gather(1, before.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
     def apart(self) -> Tensor:
-        """Return the place of each in its row, `[B, n]`, those of padding where no token is near."""
-        spare = NOWHERE * (2 + torch.arange(self.column.shape[1], device=self.column.device))
+        """Return the place of each in its row, `[B, n]`, those of padding where no token sees them."""
+        spare = BEHIND * (1 + torch.arange(self.column.shape[1], device=self.column.device))
         return torch.where(self.there, self.column, spare)
+
+
+class _Passes:
+    """Passes of a draft over tokens of a grid. Each attends to the keys of those before it."""
+
+    def __init__(self, draft: LanguageModel, input_ids: Tensor, position_ids: Tensor) -> None:
+        self.draft, self.input_ids, self.position_ids = draft, input_ids, position_ids
+        self.cache, self.seen = DynamicCache(), _Seen((position_ids == 0).cumsum(-1), draft)
+
+    def read(self, tokens: _Tokens, fed: Tensor, step: int, **named: Any) -> Tensor:
+        """Return the last states `[B, n, D]` of these tokens, read beside the states `fed [B, n, D]`."""
+        ids, places = tokens.pick(self.input_ids), tokens.pick(self.position_ids)
+        if not self.draft.attends:
+            return self.draft.last_states(ids, places, fed, drafted=step)
+        if self.draft.drafts_at_once and step:
+            ids = torch.full_like(ids, -step)  # masks
+        self.seen.add(tokens, step)
+        with attending_by_sequence(self.draft.model, self.seen.counts):
+            named |= {"past_key_values": self.cache, "use_cache": True, "attention_mask": self.seen.masks()}
+            return self.draft.last_states(ids, places, fed, **named)
 
 
 class _Seen:
@@ -117,39 +143,39 @@ class _Seen:
     def __init__(self, sequence: Tensor, draft: LanguageModel) -> None:
         """`sequence [B, L]`: the number of the packed sequence that each token belongs to."""
         self.sequence = sequence
-        self.keys: list[tuple[Tensor, Tensor]] = []  # places and sequences of each step's tokens
-        self.counts: list[Counts] | None = [] if can_pack(draft.model) else None  # of each step
+        self.keys: list[tuple[int, Tensor, Tensor]] = []  # step, places and sequences of each pass's tokens
+        self.counts: list[Counts] | None = [] if can_pack(draft.model) else None  # of each pass
         self.dtype = draft.dtype
         config = draft.model.config.get_text_config()
         self.window: int | None = getattr(config, "sliding_window", None)
         whole = SLIDING if self.window is not None else "full_attention"
         self.kinds = sorted(set(getattr(config, "layer_types", None) or [whole]))
 
-    def add(self, read: _Tokens) -> None:
-        """Add the next step's tokens."""
+    def add(self, read: _Tokens, step: int) -> None:
+        """Add the tokens of the next pass, one of this step."""
         sequence = read.pick(self.sequence)
-        self.keys.append((read.apart(), sequence))
+        self.keys.append((step, read.apart(), sequence))
         if self.counts is not None:
             self.counts.append(counts_of(sequence, read.there, int(self.sequence.max())))
 
-    def masks(self, step: int) -> Tensor | dict[str, Tensor] | None:
-        """Return the mask of the step added last, or one for each kind of layer where there are several.
+    def masks(self) -> Tensor | dict[str, Tensor] | None:
+        """Return the mask of the pass added last, or one for each kind of layer where there are several.
 
-        None: the model attends by sequence, and needs no mask in the first step.
+        None: the model attends by sequence, and needs no mask in the first pass.
         """
-        if self.counts is not None and step == 0:
+        if self.counts is not None and len(self.keys) == 1:
             return None
-        masks = {kind: self._mask(step, self.window if kind == SLIDING else None) for kind in self.kinds}
+        masks = {kind: self._mask(self.window if kind == SLIDING else None) for kind in self.kinds}
         return masks if len(masks) > 1 else masks[self.kinds[0]]
 
-    def _mask(self, step: int, window: int | None) -> Tensor:
+    def _mask(self, window: int | None) -> Tensor:
         """Return the term added to the scores, 0 where a query attends, −inf elsewhere.
 
-        It is `[B, 1, n, …]`, with the keys of the first step and of all since.
+        It is `[B, 1, n, …]`, with the keys of the first pass and of all since.
         """
-        query, whose = self.keys[-1]
+        step, query, whose = self.keys[-1]
         blocks = []
-        for own, (key, sequence) in enumerate(self.keys):
+        for own, key, sequence in self.keys:
             apart = query[:, :, None] - key[:, None]
             seen = apart >= step if own == 0 else apart == step - own
             if window is not None:

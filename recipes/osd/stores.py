@@ -56,7 +56,7 @@ class Store:
         """Learn from whole answers, as when they end in service."""
         for answer in answers:
             sequence = _sequence(answer)
-            self._proposer.prospect(sequence)  # it reads the prompt when a request starts
+            self._proposer.foreseen(sequence)  # it reads the prompt when a request starts
             sequence.tokens += answer.response_ids
             sequence.finish_reason = "stop"
             self._proposer.leave_slot(sequence)

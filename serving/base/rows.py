@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.tree import DRAFT
 
+ANY = 1 << 30  # levels or tokens, where nothing limits them
 BEHIND = "behind others"  # evidence of drafts whose tokens are tried after those of another source
 
 
 class Option(NamedTuple):
     """One source that could draft for a row, or a draft model behind the likely nodes of another source."""
 
-    limit: int  # the most levels, by parameters, room, cache and source. 0: none
+    limit: int  # the most levels: the source's, in a row's view by parameters, room and cache too. 0: none
     drafted_by_model: bool = True  # a draft model would run
     match: int = 0  # how sure a source without a model is, such as tokens of text that a lookup found again
     unread_tokens: int = 0  # tokens of its text that the draft model has not read
@@ -27,6 +28,10 @@ class Option(NamedTuple):
     def within(self, levels: int) -> Option:
         """Return the same with at most so many levels."""
         return self._replace(**_within(self, levels))
+
+
+NOTHING: tuple[Option, ...] = (Option(0),)  # foreseen of a draft
+ANYTHING: tuple[Option, ...] = (Option(ANY),)
 
 
 class RowView(NamedTuple):
@@ -47,7 +52,7 @@ class RowView(NamedTuple):
     domain: str = "default"  # kind of text, in the caller's words
     prompt: tuple[int, ...] = ()
     belief: float | None = None  # P(a drafted token is accepted) by what is known of the request, None: not known
-    left: int = 1 << 30  # the most tokens that it may still write
+    left: int = ANY  # the most tokens that it may still write
 
     @property
     def options(self) -> tuple[Option, ...]:

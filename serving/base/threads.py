@@ -21,18 +21,19 @@ T = TypeVar("T")
 def in_own_thread(work: Callable[[], T]) -> T:
     """Return or raise what `work` does, run in a thread that has ended by then, and its pool with it."""
     outcome: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:
-            outcome.set_exception(error)
-
     # Not an executor: at Ctrl-C it would wait until a model is loaded.
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=settle, args=(outcome, work), daemon=True)
     thread.start()
     thread.join()
     return outcome.result()
+
+
+def settle(outcome: Future[T], work: Callable[[], T]) -> None:
+    """Run `work`, and put what it returns or raises into `outcome`."""
+    try:
+        outcome.set_result(work())
+    except BaseException as error:
+        outcome.set_exception(error)
 
 
 def compute_with(cores: int) -> None:

@@ -82,7 +82,7 @@ class Adaptation:
         self.replay = ReplayLog(self.layout.replay, key, settings.replay, seed=settings.seed)
         report = report or MetricsLog(self.layout.root / "metrics.jsonl", LOG_BYTES).add
         self.reporter = Reporter(report, self.replay.clock)
-        self.registry = VersionRegistry(self.layout.versions)
+        self.registry = VersionRegistry(self.layout.versions, self.replay.clock)  # answers are dated by the same clock
         self.writer = LogWriter(self.replay, redact)
         self.tap = ReplayTap(
             settings.replay,
@@ -219,12 +219,12 @@ class Adaptation:
         Raises:
             RunError: the answers are off the list, but bytes stay in files until the next deletion or start.
         """
-        self.tap.forget_tenant(tenant)
+        self.tap.forget_tenant(tenant, self.engine.clock())
         self.writer.forget_tenant(tenant)
         try:
             return self.replay.delete_tenant(tenant)
         finally:
-            self.engine.at_next_step(partial(self.engine.forget_tenant, tenant))
+            self.engine.forget_tenant(tenant)
             self._wake()
 
     def exclude_tenant(self, tenant: str, excluded: bool = True) -> None:

@@ -60,13 +60,15 @@ class LearningDraft:
         self.served.restore([record for record in registry.served() if record.version in own])
         log = log_of(member.name, replay, registry)
         judge = Judge(settings, self.registry, log, scores, self._costs, self._least_gain)
+        drafting = None if self.on_trial else engine.draft_versions.get(self.source)
         self.gatekeeper = Gatekeeper(
-            settings, self.registry, judge, swap=self._swap, served=self.served, report=self._tell
+            settings, self.registry, judge, swap=self._swap, served=self.served, report=self._tell, drafting=drafting
         )
-        if self.gatekeeper.serving is None:
+        current = self.registry.current()
+        if current is None:
             raise ConfigError(f"no draft is promoted in {registry.folder}; call first_draft before")
         self.base = self.registry.promotions()[0]["version"]
-        if self.on_trial and self.gatekeeper.serving.name != self.base:  # promoted just before a crash, or by hand
+        if self.on_trial and current.name != self.base:  # promoted just before a crash, or by hand
             self._set_status("serving", "promoted")
 
     @property

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from distillspec.files import private_folder
@@ -36,6 +36,7 @@ class TrainerLink:
         self.supervisor = Supervisor(settings, needed=self._has_work, members=self._learning) if embedded else None
         self._registry, self._reporter = registry, reporter
         self._control = TrainerControl.read(self.layout.control)
+        self._suspects_until_s: float | None = None  # as this server told it last, None: it suspects nothing
         self._urgent_until_s: dict[str, float] = {}  # by suspected version
         self._started_s = time.monotonic()
         self._trained_before_s = self.state().seconds
@@ -70,7 +71,7 @@ class TrainerLink:
                 f"another server trains in {self.layout.root}; use online=decoupled here, or another online.folder"
             )
             self._open.enter_context(held(self.layout.trainer / "server.lock", wait=False, refusal=refusal))
-        self._control.write(self.layout.control)
+        self._tell(suspected=False, urgent_until_s=0.0)  # what a server before this one suspected
         if self.supervisor is not None:
             self.supervisor.brake.start()
 
@@ -99,7 +100,8 @@ class TrainerLink:
 
     def request_update(self) -> None:
         """Make an update due now."""
-        self._tell(asked=self._control.asked + 1)
+        with self._telling() as control:
+            self._control = control.with_(asked=control.asked + 1)
 
     def poll(self, idle: bool, suspects: Collection[str] = ()) -> None:
         """Start the trainer when it is needed, notice that it ended.
@@ -109,7 +111,8 @@ class TrainerLink:
             suspects: versions that the trainer is to compare with their predecessors. At first nothing holds it back.
         """
         until_s = self._urgent_until(suspects)
-        if (bool(suspects), until_s) != (self._control.suspected, self._control.urgent_until_s):
+        if (told := until_s if suspects else None) != self._suspects_until_s:
+            self._suspects_until_s = told
             self._tell(suspected=bool(suspects), urgent_until_s=until_s)
         if self.supervisor is not None:
             urgent = self.replay.clock() < until_s
@@ -169,7 +172,9 @@ class TrainerLink:
 
     def wants_text(self) -> bool:
         """Return True while the trainer waits for answers: to learn from, or to judge a candidate by."""
-        return not self.paused and any(map(self._is_short, self._owning()))
+        if self.paused or (self.supervisor is not None and self.supervisor.problem is not None):
+            return False
+        return any(map(self._is_short, self._owning()))
 
     def _owning(self) -> list[str]:
         """Return the drafts that learn from a domain. Others wait for text that nobody writes. All, in an empty log."""
@@ -179,6 +184,8 @@ class TrainerLink:
 
     def _is_short(self, member: str) -> bool:
         registry = self._registry.of(member)
+        if self._state(member).quarantined:
+            return False
         enough = enough_answers(self.settings.adapt, registry.judged_in_vain())
         return (enough is not None and self._new(member) < enough) or bool(registry.versions("candidate"))
 
@@ -212,6 +219,12 @@ class TrainerLink:
         self._reported = problem
 
     def _tell(self, **changes: Any) -> None:
-        with self._lock:
-            self._control = self._control.with_(**changes)
+        with self._telling() as control:
+            self._control = control.with_(**changes)
+
+    @contextmanager
+    def _telling(self) -> Iterator[TrainerControl]:
+        """Give what the file says now, and write `_control` to it afterwards. Other servers change it too."""
+        with self._lock, held(self.layout.trainer / "control.lock"):
+            yield TrainerControl.read(self.layout.control)
             self._control.write(self.layout.control)

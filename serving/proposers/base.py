@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from distillspec.models.slot_cache import SlotCache
-from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.rows import Option
 from distillspec.serving.base.shape import PlannedTree
 from distillspec.serving.base.tree import DRAFT, TokenTree
 from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.kv_cache import Prefix
 
 EMPTY = TokenTree()
-ANY = 1 << 30  # levels, where nothing limits them
 
 
 @dataclass(frozen=True)
@@ -42,26 +41,15 @@ class ProposalRequest:
         return ProposalRequest(self.sequence, tuple([tree for tree in self.trees if tree.source == source]))
 
 
-class Prospect(NamedTuple):
-    """A proposer's possible tokens for a row, known before lengths are chosen."""
-
-    most: int = ANY  # levels that it can propose
-    by_model: bool = True  # True if a draft model would run for it
-    match: int = 0  # tokens of text that a lookup found again
-    unread_tokens: int = 0  # tokens of its text that a draft model would read first
-    source: str = DRAFT
-    at_once: bool = False  # True if one pass gives all its tokens
-    wide: bool = False  # True if its levels may have siblings
-    likely: LikelyNodes | None = None  # nodes with their chances, of a source that grows its own trees
-    others: tuple[Prospect, ...] = ()  # of other sources
-
-
 @runtime_checkable
 class Foresees(Protocol):
     """A proposer that knows its possible tokens in advance, from the row's text alone."""
 
-    def prospect(self, sequence: SequenceState) -> Prospect:
-        """Return the prospect of the row's next step. May update caches, but no results."""
+    def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
+        """Return what it could draft for the row's next step, one option for each source, never none.
+
+        May update caches, but no results.
+        """
         ...
 
 
@@ -220,7 +208,7 @@ class KeepsAnswers(Protocol):
         ...
 
     def forget_tenant(self, tenant: str) -> None:
-        """Delete what is kept of a tenant's answers, in memory and on disk."""
+        """Delete what is kept of a tenant's answers, in memory and on disk. Raises OSError where a file stays."""
         ...
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from distillspec.errors import RunError
 from distillspec.serving.base.backoff import Backoff
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.rows import NOTHING, Option
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.proposers.base import EMPTY, Foresees, ProposalRequest, Proposer, Prospect, ReadsOn, readers
+from distillspec.serving.proposers.base import EMPTY, Foresees, ProposalRequest, Proposer, ReadsOn, readers
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +50,13 @@ class DraftHealth:
         self._backoff.succeeded()
         return proposals
 
-    def foresee(self, proposer: Foresees, sequence: SequenceState) -> Prospect:
+    def foresee(self, proposer: Foresees, sequence: SequenceState) -> tuple[Option, ...]:
         """Return what the proposer foresees for a row, nothing where it raises."""
         try:
-            return proposer.prospect(sequence)
+            return proposer.foreseen(sequence)
         except Exception as error:
             self._failed(proposer, [sequence], error)
-            return Prospect(0)
+            return NOTHING
 
     def read(self, proposer: ReadsOn, texts: Sequence[tuple[SequenceState, int]]) -> None:
         """Let the proposer read on in texts."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.rows import ANY, Option
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.transfer import to_host
 from distillspec.serving.base.tree import DRAFT, DraftProbs, TokenTree
@@ -23,7 +24,7 @@ from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.state_runner import StateRunner
-from distillspec.serving.proposers.base import ANY, EMPTY, ProposalRequest, Prospect
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest
 from distillspec.serving.proposers.call_drafting import CallDrafting
 from distillspec.serving.proposers.continue_rule import ContinueRule, likely
 from distillspec.serving.proposers.draft_loop import DraftLoop, Drafts
@@ -121,13 +122,14 @@ class DraftModel:
         """Return what the draft knows of a sequence. Nothing yet, if it is new."""
         return self.texts.state(sequence_id)
 
-    def prospect(self, sequence: SequenceState) -> Prospect:
-        """Return a prospect of no tokens for sequences that the draft does not read."""
+    def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
+        """Return an option of no tokens for sequences that the draft does not read."""
         state = self.state(sequence.id)
         if state.skipped or not state.sound:
-            return Prospect(0)
+            return (Option(0),)
         unread = len(sequence.tokens) - state.computed if self.attends else 1
-        return Prospect(self.most, unread_tokens=unread, source=self.source, at_once=self.runner.one_pass, wide=True)
+        at_once = self.runner.one_pass
+        return (Option(self.most, unread_tokens=unread, source=self.source, at_once=at_once, wide=True),)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Keep what the cache holds of the accepted tokens, whoever proposed them.

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from distillspec.serving.base.likely import FEW_ROWS, LikelyNodes
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.rows import ANY, Option
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import NGRAM, ROOT, TokenTree
-from distillspec.serving.proposers.base import ANY, ProposalRequest, Prospect
+from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.calibration import Calibration
 from distillspec.serving.proposers.grown import grown_tree
 from distillspec.serving.proposers.ngram_counts import NgramCounts
@@ -24,12 +25,12 @@ MOST_NODES = 12  # of a row's tree
 ALL_NODES = 128  # of all rows together: growing a node takes microseconds
 LEAST_CHANCE = 0.03  # of a node that is named
 # Growing nodes that are not drafted takes time. Of more than a few rows, chances that are named start at a share of the
-# least one that was drafted. Where nothing was drafted for so many prospects, texts are learnt from and nodes are grown
-# for one of so many alone: of few rows more often, or the end of a rest would pass without one.
+# least one that was drafted. Where nothing was drafted for so many rows in turn, texts are learnt from and nodes are
+# grown for one of so many alone: of few rows more often, or the end of a rest would pass without one.
 NAMED_BELOW, NAMED_STEP, NAMED_MORE = 0.7, 0.2, 0.9
 IDLE_AFTER, IDLE_EVERY, IDLE_EVERY_OF_FEW = 64, 61, 17
 
-NONE = Prospect(0, False, source=NGRAM)
+NONE = (Option(0, False, source=NGRAM),)
 
 Path = tuple[int, ...]  # drafted tokens
 
@@ -83,7 +84,7 @@ class Ngram:
         self._outlooks: dict[str, Outlook] = {}  # by sequence
         self._calibration = Calibration()
         self._floor = LEAST_CHANCE  # of chances that are named
-        self._idle = 0  # prospects since tokens were drafted
+        self._idle = 0  # rows that were asked for since tokens were drafted
         self._named: dict[str, tuple[float, ...]] = {}  # by sequence, chances of the nodes that were named last
 
     def most_nodes(self, depth: int) -> int:
@@ -96,8 +97,8 @@ class Ngram:
             self._follow(request.sequence.id, request.trees[0].shape.nodes)
         return [self._tree(request.sequence, request.trees[0].shape) for request in requests]
 
-    def prospect(self, sequence: SequenceState) -> Prospect:
-        """Return a prospect of no tokens where none is probable enough."""
+    def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
+        """Return an option of no tokens where none is probable enough."""
         self._idle += 1
         every = IDLE_EVERY_OF_FEW if self._serves_few else IDLE_EVERY
         if self._idle > IDLE_AFTER and self._idle % every:
@@ -108,7 +109,7 @@ class Ngram:
         best = max(self._behind(sequence, ()).values(), default=0.0)
         likely = self._likely(sequence)
         most, sure = ANY if best else 0, 1 + int(best * SURE)
-        return Prospect(most, False, sure, source=NGRAM, wide=True, likely=likely)
+        return (Option(most, False, sure, source=NGRAM, wide=True, likely=likely),)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Compare what was accepted with what was expected. New text is learnt from before the next proposal."""

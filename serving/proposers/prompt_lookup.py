@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.rows import Option
 from distillspec.serving.base.tree import LOOKUP, TokenTree
-from distillspec.serving.proposers.base import ProposalRequest, Prospect
+from distillspec.serving.proposers.base import ProposalRequest
 
 
 class PromptLookup:
@@ -30,13 +31,13 @@ class PromptLookup:
             TokenTree.chain(self._continuation(r.sequence)[: r.speculation_length], source=LOOKUP) for r in requests
         ]
 
-    def prospect(self, sequence: SequenceState) -> Prospect:
+    def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
         """Return the lengths of the continuation and of the match before it."""
         found = self._index(sequence).last_match(sequence.tokens)
         if found is None:
-            return Prospect(0, by_model=False, source=LOOKUP)
+            return (Option(0, drafted_by_model=False, source=LOOKUP),)
         start, match = found
-        return Prospect(len(sequence.tokens) - start, False, match, source=LOOKUP)
+        return (Option(len(sequence.tokens) - start, False, match, source=LOOKUP),)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Do nothing: the index reads new text at the next proposal."""

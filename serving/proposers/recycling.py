@@ -10,15 +10,16 @@ from torch import Tensor
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.rows import ANY, Option
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import RECYCLED, TokenTree
 from distillspec.serving.decoding.windows import VerificationWindow
-from distillspec.serving.proposers.base import ANY, ProposalRequest, Prospect
+from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.grown import grown_tree
 from distillspec.serving.proposers.tenant_tables import TenantTables
 
 Table = NDArray[numpy.int32]  # [V, best] most probable tokens in order, −1 where nothing is known
-ONE_TOKEN = 1  # of text, which a proposal follows from: `Prospect.match`
+ONE_TOKEN = 1  # of text, which a proposal follows from: `Option.match`
 
 
 class TokenRecycling:
@@ -44,10 +45,10 @@ class TokenRecycling:
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         return [self._tree(request.sequence, request.trees[0].shape) for request in requests]
 
-    def prospect(self, sequence: SequenceState) -> Prospect:
-        """Return a prospect of no tokens where nothing is known behind the newest one."""
+    def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
+        """Return an option of no tokens where nothing is known behind the newest one."""
         known = self._tables.of(sequence.request.cache_key)[sequence.tokens[-1], 0] >= 0
-        return Prospect(ANY if known else 0, False, ONE_TOKEN, source=RECYCLED, wide=True)
+        return (Option(ANY if known else 0, False, ONE_TOKEN, source=RECYCLED, wide=True),)
 
     def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
         """Learn from a step's raw logits `[Σ (1 + nodes), V]`, window by window. Rows with NaN are left out."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 from torch import Tensor
 
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.rows import ANY, NOTHING, Option
 from distillspec.serving.base.tree import TokenTree, merged
 from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.kv_cache import Prefix
@@ -17,7 +19,6 @@ from distillspec.serving.proposers.base import (
     Foresees,
     ProposalRequest,
     Proposer,
-    Prospect,
     ReadsOn,
     SeesLogits,
     forget_answers,
@@ -96,19 +97,19 @@ class SideBySide:
             if own and isinstance(proposer, ReadsOn) and not self._healths[source].paused:
                 self._healths[source].read(proposer, own)
 
-    def prospect(self, sequence: SequenceState) -> Prospect:
-        able, none = [], Prospect(0)
+    def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
+        able, none = list[Option](), NOTHING
         for source, foreseeing in self._foresees.items():
             if self._healths[source].paused:
                 sequence.failed_sources.add(source)
                 continue
             if foreseeing is None:
-                own = Prospect(source=source)
+                own = (Option(ANY, source=source),)
             else:
                 own = self._healths[source].foresee(foreseeing, sequence)
-            able += [own] if own.most else []
-            none = none if own.most else own
-        return able[0]._replace(others=tuple(able[1:])) if able else none
+            able += [each for each in own if each.limit]
+            none = own
+        return tuple(able) or none
 
     def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
         """Pass it on to those that learn from logits."""
@@ -148,9 +149,10 @@ class SideBySide:
         return any(keeps_answers(proposer) for proposer in self.proposers.values())
 
     def forget_tenant(self, tenant: str) -> None:
-        """Pass it on to those that keep answers."""
-        for proposer in self.proposers.values():
-            forget_answers(proposer, tenant)
+        """Pass it on to all that keep answers, whether one raises or not."""
+        with ExitStack() as calls:
+            for proposer in self.proposers.values():
+                calls.callback(forget_answers, proposer, tenant)
 
     def release(self) -> None:
         for proposer in self.proposers.values():

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.rows import Option
 from distillspec.serving.base.shape import chain_of
 from distillspec.serving.base.tree import DRAFT, TokenTree
-from distillspec.serving.proposers.base import ProposalRequest, Proposer, Prospect, most_nodes
+from distillspec.serving.proposers.base import ProposalRequest, Proposer, most_nodes
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.side_by_side import SideBySide
 
@@ -37,8 +38,8 @@ class Staged(SideBySide):
         guesses = [self._tokens(tree) for tree in self.helper.propose(asked)]
         return self.draft.propose([replace(r, guess=guess) for r, guess in zip(requests, guesses, strict=True)])
 
-    def prospect(self, sequence: SequenceState) -> Prospect:
-        return self.draft.prospect(sequence)
+    def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
+        return self.draft.foreseen(sequence)
 
     @staticmethod
     def _tokens(tree: TokenTree) -> tuple[int, ...]:

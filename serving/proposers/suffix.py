@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.rows import Option
 from distillspec.serving.base.tree import SUFFIX, TokenTree
-from distillspec.serving.proposers.base import ProposalRequest, Prospect
+from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.suffix_index import LONGEST, Continuation, SuffixIndex, continuation
 from distillspec.serving.proposers.suffix_store import SuffixStore
 
@@ -35,13 +36,13 @@ class SuffixLookup:
         found = [(request, self._continuation(request.sequence)) for request in requests]
         return [TokenTree.chain(own.tokens[: request.speculation_length], source=SUFFIX) for request, own in found]
 
-    def prospect(self, sequence: SequenceState) -> Prospect:
+    def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
         """Return the length of the continuation, and of the match before it."""
         own = self._continuation(sequence)
         if own.expected <= self.expected:
-            return Prospect(0, by_model=False, source=SUFFIX)
+            return (Option(0, drafted_by_model=False, source=SUFFIX),)
         match = max(step for step in STEPS if step <= own.match)
-        return Prospect(len(own.tokens), False, match, source=SUFFIX)
+        return (Option(len(own.tokens), False, match, source=SUFFIX),)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Do nothing: new text is read at the next proposal."""

@@ -87,14 +87,15 @@ class SuffixStore:
             self._texts(owner)
 
     def forget(self, tenant: str) -> None:
-        """Delete a tenant's texts, in memory and on disk. In a shared store they cannot be told apart: all go."""
+        """Delete a tenant's texts, in memory and on disk. In a shared store they cannot be told apart: all go.
+
+        Raises:
+            OSError: a file stays.
+        """
         tenant = EVERYBODY[0] if self.shared else tenant
         self._held.forget(tenant)
         if self._files is not None:
-            try:
-                self._files.delete(tenant)
-            except OSError:
-                log.exception("answers of a tenant that was deleted are still on disk")
+            self._files.delete(tenant)
 
     def _of(self, owner: Owner) -> _Held:
         return self._held.of(EVERYBODY if self.shared else owner)

@@ -11,12 +11,11 @@ from typing import NamedTuple
 from distillspec.serving.base.acceptance import RowResult, Trial
 from distillspec.serving.base.plans import Plan, RowPlan
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.base.rows import BatchView, RowView
+from distillspec.serving.base.rows import ANY, BatchView, Option, RowView
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.execution.kv_cache import Drop, Move, Prefix
-from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.simulation.hardware import Hardware
 from distillspec.serving.simulation.simulated_row import SimulatedRow
@@ -95,10 +94,11 @@ class SimulatedExecutor:
     def begin_step(self) -> None:
         """Count nothing."""
 
-    def prospect(self, sequence: SequenceState) -> Prospect:
+    def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
         latency, computed = self.hardware.latency, self._draft_computed
         able = [
-            Prospect(
+            Option(
+                ANY,
                 unread_tokens=len(sequence.tokens) - computed.get((sequence.id, source), 0),
                 source=source,
                 at_once=latency.at_once,
@@ -106,7 +106,7 @@ class SimulatedExecutor:
             )
             for source in latency.members or (DRAFT,)
         ]
-        return able[0]._replace(others=tuple(able[1:]))
+        return tuple(able)
 
     def most_nodes(self, depth: int) -> int:
         return depth

@@ -16,9 +16,8 @@ from distillspec.serving.base.controllers import KnowsDrafts, LengthController, 
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import Request, SequenceState, Status
-from distillspec.serving.base.rows import BatchView, Option, RowView
+from distillspec.serving.base.rows import NOTHING, BatchView, RowView
 from distillspec.serving.execution.kv_cache import SlotPool
-from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.sequences.request_check import check_request
 from distillspec.serving.sequences.scheduler import Limits, SchedulePlan, most_admitted, plan_step, speculation_limit
@@ -239,29 +238,14 @@ class EngineCore:
 
     def _row(self, sequence: SequenceState) -> RowView:
         limit = speculation_limit(sequence, self.limits)
-        prospect = self.executor.prospect(sequence) if limit else Prospect()
+        first, *others = self.executor.foreseen(sequence) if limit else NOTHING
         return RowView(
             sequence.id,
             len(sequence.tokens),
-            *_option(prospect, limit),
+            *first.within(limit),
             sequence.request.max_time_per_token_s,
-            tuple([_option(other, limit) for other in prospect.others]),
+            tuple([other.within(limit) for other in others]),
             sequence.request.domain,
             sequence.request.prompt_ids,
             left=sequence.max_output - len(sequence.tokens) + sequence.prompt_length,
         )
-
-
-def _option(prospect: Prospect, limit: int) -> Option:
-    """Return what a prospect allows within the row's own limit."""
-    own = Option(
-        prospect.most,
-        drafted_by_model=prospect.by_model,
-        match=prospect.match,
-        unread_tokens=prospect.unread_tokens,
-        source=prospect.source,
-        at_once=prospect.at_once,
-        wide=prospect.wide,
-        likely=prospect.likely,
-    )
-    return own.within(limit)

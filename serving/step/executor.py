@@ -10,8 +10,7 @@ from typing import Protocol
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.plans import Plan
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.base.rows import BatchView
-from distillspec.serving.proposers.base import Prospect
+from distillspec.serving.base.rows import BatchView, Option
 from distillspec.serving.sequences.manager import SequenceManager, SlotFollower
 from distillspec.serving.step.micro_batches import split
 from distillspec.serving.step.timer import StepTimer
@@ -69,8 +68,8 @@ class Executor(SlotFollower, Protocol):
         """Count a step that has something to run."""
         ...
 
-    def prospect(self, sequence: SequenceState) -> Prospect:
-        """Return what may be drafted for a sequence now."""
+    def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
+        """Return what may be drafted for a sequence now, one option for each source, never none."""
         ...
 
     def most_nodes(self, depth: int) -> int:

@@ -13,6 +13,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.rows import ANYTHING, NOTHING, Option
 from distillspec.serving.base.transfer import on_device
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.decoding.sampling import TokenSampler
@@ -25,7 +26,6 @@ from distillspec.serving.proposers.base import (
     Foresees,
     ProposalRequest,
     Proposer,
-    Prospect,
     ReadsAhead,
     SeesLogits,
     TimesMembers,
@@ -114,13 +114,13 @@ class ModelExecutor:
         if self._counts is not None:
             self._counts.begin_step()
 
-    def prospect(self, sequence: SequenceState) -> Prospect:
+    def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
         if self.proposer is None:
-            return Prospect(0)
+            return NOTHING
         if self._health.paused:
             sequence.failed_sources.update(self._health.sources)
-            return Prospect(0)
-        return Prospect() if self._foresees is None else self._health.foresee(self._foresees, sequence)
+            return NOTHING
+        return ANYTHING if self._foresees is None else self._health.foresee(self._foresees, sequence)
 
     def most_nodes(self, depth: int) -> int:
         return most_nodes(self.proposer, depth)

@@ -27,6 +27,7 @@ class Gatekeeper:
         swap: None: there is no engine (judging by hand), so promotion is enough.
         served: acceptance in service. None: no suspicion.
         report: takes every verdict, suspicion, promotion and rollback.
+        drafting: see `InService`.
     """
 
     def __init__(
@@ -38,10 +39,11 @@ class Gatekeeper:
         swap: Swap | None = None,
         served: ServedAcceptance | None = None,
         report: Report | None = None,
+        drafting: str | None = None,
     ) -> None:
         self.settings, self.registry, self.judge, self.served = settings, registry, judge, served
         self._report = report or (lambda record: None)
-        self._in_service = InService(registry, swap, served, self._report)
+        self._in_service = InService(registry, swap, served, self._report, drafting)
         self._suspicions = SuspicionCheck(self._in_service, judge)
         self.lock = self._in_service.lock
         self.waiting_for: str | None = None  # why the newest candidate is not judged yet
@@ -155,8 +157,11 @@ class Gatekeeper:
             except ConfigError as error:
                 verdict = replace(verdict, decision="refused", reason=f"refused by the engine: {error}")
             except RunError as error:
+                current = self.registry.current() or incumbent
+                self._in_service.bring(current)
+                if current.name == candidate.name:  # another server came to the same verdict, and was faster
+                    return
                 verdict = replace(verdict, decision="inconclusive", reason=str(error))
-                self._in_service.bring(self.registry.current() or incumbent)
         self.registry.judged(verdict.candidate, verdict.decision, verdict.to_json(), verdict.reason)
         log.info("%s: %s, %s", verdict.candidate, verdict.decision, verdict.reason)
         self._report({"event": "verdict", **verdict.to_json()})

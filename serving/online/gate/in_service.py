@@ -40,13 +40,22 @@ class InService:
 
     Args:
         swap: None: there is no engine (judging by hand), so promotion is enough.
+        drafting: `Version.served_as` of what the engine drafts with, None: the version in service. It may be an earlier
+            one: another process may have promoted while this one loaded its models.
     """
 
     def __init__(
-        self, registry: VersionRegistry, swap: Swap | None, served: ServedAcceptance | None, report: Report
+        self,
+        registry: VersionRegistry,
+        swap: Swap | None,
+        served: ServedAcceptance | None,
+        report: Report,
+        drafting: str | None = None,
     ) -> None:
         self.registry, self._swap, self.served, self.report = registry, swap, served, report
-        self.version: Version | None = registry.current()
+        current = registry.current()
+        known = current is not None and drafting in (None, current.served_as)
+        self.version: Version | None = current if known else None  # None: to be loaded
         self.suspicion: Suspicion | None = None  # about `version`
         self.lock = threading.RLock()
         self._checked = 0

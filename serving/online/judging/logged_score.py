@@ -34,6 +34,12 @@ def target_score(draft: LanguageModel, answer: LoggedAnswer, states: TargetState
     return Score.of(positions, answer.finished, longest, len(positions))
 
 
+def nothing_accepted(answer: LoggedAnswer, longest: int) -> Score:
+    """Return the score of a draft of which no token of an answer is accepted."""
+    none = torch.zeros(len(answer.response_ids), dtype=torch.float64)
+    return Score.of(Positions(none, none, none, none, none, none), answer.finished, longest, len(none))
+
+
 class LoggedTarget(NamedTuple):
     """The target at R tokens, as the log has it, under the answer's policy."""
 

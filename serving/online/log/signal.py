@@ -24,6 +24,11 @@ class LoggedDraft(NamedTuple):
     drawn_from: DraftProbs | None = None  # None: deterministic
     row: int = 0
 
+    @property
+    def told(self) -> LoggedDraft:
+        """The same without the distribution, which holds that of all rows of a step in memory."""
+        return LoggedDraft(self.outcome, self.token)
+
 
 class Recorded(NamedTuple):
     """Rows of r positions on the host: three columns of a `TopSignal`, two of the policy, two of the draft."""

@@ -7,6 +7,7 @@ ends, then queued. Serving never waits for it.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -72,6 +73,7 @@ class ReplayTap:
         self._skipped: set[tuple[str, int]] = set()  # not to be logged, or dropped
         self.waiting_tokens = 0
         self._cap = TenantCap(config.tenant_share)
+        self._forgotten_s: dict[str, float] = {}  # by tenant, see `forget_tenant`
         self._lock = threading.Lock()  # the engine takes it once a step, `forget_tenant` from other threads
 
     def __call__(self, emissions: Sequence[Emission], logits: Tensor) -> None:
@@ -97,12 +99,17 @@ class ReplayTap:
                         self.counters["errors"] += 1
                         log.exception("an answer is not logged")
 
-    def forget_tenant(self, tenant: str) -> None:
+    def forget_tenant(self, tenant: str, submitted_until_s: float = -math.inf) -> None:
         """Drop a tenant's running answers. The rest of them is not logged either.
 
         Any thread may call it. On return every answer that ended before is queued.
+
+        Args:
+            submitted_until_s: on the engine's clock. Requests that were submitted by then and have no token yet are not
+                logged either.
         """
         with self._lock:
+            self._forgotten_s[tenant] = max(submitted_until_s, self._forgotten_s.get(tenant, -math.inf))
             self._drop_all([key for key, answer in self._running.items() if answer.request.tenant == tenant])
 
     @property
@@ -118,10 +125,12 @@ class ReplayTap:
             return None
         if key not in self._running:
             # An answer whose first tokens were not recorded (logging began later) cannot be learnt from.
-            if sequence.output_length != len(emission.rows) or not self._is_logged(sequence.request):
+            begun, request = sequence.output_length != len(emission.rows), sequence.request
+            deleted = sequence.stats.submitted_s <= self._forgotten_s.get(request.tenant, -math.inf)
+            if begun or deleted or not self._is_logged(request):
                 self._skipped.add(key)
                 return None
-            self._running[key] = _Running(sequence.request)
+            self._running[key] = _Running(request)
         if self.waiting_tokens + len(emission.rows) > self.config.max_waiting:
             self.counters["dropped_memory"] += 1
             self._drop_all([key])
@@ -150,7 +159,7 @@ class ReplayTap:
         for emission, answer in logged:
             last = first + len(emission.rows)
             answer.pieces.append((packed, first, last))
-            answer.drafted += drafted[first:last]
+            answer.drafted += [each.told for each in drafted[first:last]]
             version = emission.draft_version
             if version not in answer.versions:
                 answer.versions.append(version)

@@ -100,25 +100,27 @@ def _once(trainer: OnlineTrainer, judged: bool) -> Version | None:
 def _train(
     trainers: Trainers, stopped: Callable[[], bool], max_updates: int | None, wait: Callable[[float], Any]
 ) -> list[Version]:
-    """Make updates as they are due. After one that failed, the next try waits longer."""
+    """Judge, and make updates as they are due. After a failure the next try waits longer."""
     made: list[Version | None] = []
     pause = POLL_S
     while not stopped() and (max_updates is None or len(made) < max_updates):
-        if trainers.judge():
-            continue
-        due = trainers.due()
-        if due is None:
-            wait(POLL_S)
-            continue
+        due = None
         try:
+            if trainers.judge():
+                continue
+            due = trainers.due()
+            if due is None:
+                wait(POLL_S)
+                continue
             made.append(due.trainer.update(due.reason))
             pause = POLL_S
         except Overtaken:
             continue
-        except RunError as error:
-            if due.trainer.state.quarantined and not (due.trainer.member and trainers.all()):
+        except (RunError, OSError) as error:
+            if due is not None and due.trainer.state.quarantined and not (due.trainer.member and trainers.all()):
                 raise
-            _complain(f"no update, and none for {pause:g} s: {error}")
+            done = "verdict" if due is None else "update"
+            _complain(f"no {done}, and none for {pause:g} s: {error}")
             for _ in range(round(pause / POLL_S)):
                 if not stopped():
                     wait(POLL_S)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from distillspec.config import GateConfig
 from distillspec.errors import ConfigError, RunError, in_one_line
 from distillspec.evaluation.states import TargetStates
 from distillspec.models import LanguageModel
-from distillspec.serving.online.judging.logged_score import logged_score, target_score
+from distillspec.sampling import NonFiniteLogits
+from distillspec.serving.online.judging.logged_score import logged_score, nothing_accepted, target_score
 from distillspec.serving.online.judging.question import Question, open_questions
 from distillspec.serving.online.judging.score import Score
 from distillspec.serving.online.judging.score_table import ScoreTable
@@ -70,14 +73,36 @@ class Scorer:
             try:
                 draft = self._draft(version, question)
                 states = states or self._states(draft)  # the second draft reads what the first one has read
-                scores = {number: self._scored(draft, answer, states) for number, answer in answers.items()}
-                self.table.add(version.name, scores)
+                self.table.add(version.name, self._scores(version, draft, answers, states))
             except EXPECTED as error:
                 failures[version.name] = error
         if len(failures) > 1:
             raise failures[question.version.name]
         for name, failure in failures.items():
             self.table.refuse(name, f"it cannot be judged: {in_one_line(failure)}")
+
+    def _scores(
+        self,
+        version: Version,
+        draft: LanguageModel,
+        answers: Mapping[int, LoggedAnswer | None],
+        states: TargetStates | None,
+    ) -> dict[int, Score]:
+        """Return the scores of answers. One on which the logits are not finite is one that accepts nothing.
+
+        Raises:
+            NonFiniteLogits: the logits are finite on no answer so far.
+        """
+        scores, problem = dict[int, Score](), None
+        for number, answer in answers.items():
+            try:
+                scores[number] = self._scored(draft, answer, states)
+            except NonFiniteLogits as error:
+                problem = error
+        if problem is not None and not scores and not self.table.of(version.name):
+            raise problem
+        nothing = {number: answer for number, answer in answers.items() if answer is not None and number not in scores}
+        return scores | {number: nothing_accepted(own, self.config.max_gamma) for number, own in nothing.items()}
 
     def _scored(self, draft: LanguageModel, answer: LoggedAnswer | None, states: TargetStates | None) -> Score:
         longest = self.config.max_gamma

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends
@@ -21,6 +20,8 @@ from distillspec.serving.server.http.bodies import described, read_as
 from distillspec.serving.server.http.errors import ApiError, bad_request, not_found, switched_off
 from distillspec.serving.server.http.schemas import ControllerBody, DraftBody, ExclusionBody, TenantBody
 from distillspec.serving.server.routes.access import check_admin_access
+
+FORGET_S = 30.0  # that a deletion waits for the engine
 
 router = APIRouter(prefix="/admin", tags=["admin"], dependencies=[Depends(check_admin_access)])
 Draft = Annotated[DraftBody, Depends(read_as(DraftBody))]
@@ -125,14 +126,12 @@ async def delete_tenant(
 ) -> dict[str, Any]:
     """Delete the answers that are kept of a tenant: logged ones, and those that proposers look up.
 
-    Versions trained on them stay. `deleted` counts the logged ones.
+    Versions trained on them stay. `deleted` counts the logged ones. Answers once all are gone.
     """
     state, deleted = app_state_of(request), 0
-    if state.online is None and state.engine.keeps_answers:
-        state.engine.at_next_step(partial(state.engine.forget_tenant, body.tenant))
-        state.bridge.thread.wake()
-    else:
+    if state.online is not None or not state.engine.keeps_answers:
         deleted = await _with_online(state, lambda online: online.delete_tenant(body.tenant))
+    await _forgotten_by_engine(state, body.tenant)
     return {"tenant": body.tenant, "deleted": deleted}
 
 
@@ -181,6 +180,21 @@ async def _with_online(state: AppState, work: Callable[[OnlineControl], T]) -> T
     except RunError as error:
         raise ApiError(500, str(error), kind="server_error", code="online_failed") from error
     return found
+
+
+async def _forgotten_by_engine(state: AppState, tenant: str) -> None:
+    """Wait until the engine has deleted what its proposers keep of a tenant."""
+    outcome = asyncio.wrap_future(state.engine.forget_tenant(tenant))
+    state.bridge.thread.wake()
+    await asyncio.wait([outcome], timeout=FORGET_S)
+    problem = outcome.exception() if outcome.done() else f"the engine took no step for {FORGET_S:g} s"
+    if problem is not None:
+        raise ApiError(
+            500,
+            f"the logged answers of {tenant} are deleted, and those that proposers keep are not: {problem}",
+            kind="server_error",
+            code="deletion_failed",
+        )
 
 
 def _controller(state: AppState) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class SameToken(PromptLookup):
         self.proposed += sum(r.speculation_length for r in requests)
         return [TokenTree.chain([self.token] * r.speculation_length, source="lookup") for r in requests]
 
-    prospect = None  # type: ignore[assignment]  # nothing is known before it is asked
+    foreseen = None  # type: ignore[assignment]  # nothing is known before it is asked
 
 
 def squared(pair: BucketedPair, scale: float = 1.0) -> torch.Tensor:

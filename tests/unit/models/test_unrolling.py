@@ -90,3 +90,36 @@ def test_some_tokens_are_as_among_all(random_model: Callable[..., LanguageModel]
         some = unrolled_at(draft, ids, places, states, [torch.tensor(rows, dtype=torch.long) for rows in wanted])
         for rows, part, whole in zip(wanted, some, every, strict=True):
             torch.testing.assert_close(part, whole[rows], atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("kind", ["eagle", "block"])
+@pytest.mark.parametrize("packs", [True, False])
+def test_tokens_that_nobody_asks_for_have_keys_and_values_alone(
+    random_model: Callable[..., LanguageModel], kind: str, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradients are those of a pass over all tokens."""
+    monkeypatch.setattr("distillspec.models.unrolling.can_pack", lambda model: packs)
+    target = random_model("llama", torch.float64)
+    draft = state_draft(kind, target)
+    draft.model.requires_grad_(True)
+    ids, places = torch.tensor([TEXT, TEXT[::-1]]), torch.tensor([[*range(9), *range(5)], [*range(14)]])
+    states = read_states(target, ids, places, draft.state_ids)
+    wanted = [torch.tensor(rows) for rows in ([4, 5, 6, 12, 13, 27], [5, 6, 13])]
+    read: list[int] = []
+    hook = draft.layers[0].mlp.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].shape[1]))
+    found = []
+    for everything in (True, False):
+        draft.model.zero_grad()
+        if everything:
+            passes = unrolled(draft, ids, places, states, 2)
+            chosen = [hidden.flatten(0, 1)[rows] for hidden, rows in zip(passes, wanted, strict=True)]
+        else:
+            chosen = unrolled_at(draft, ids, places, states, wanted)
+        torch.cat(chosen).square().sum().backward()
+        found.append({name: own.grad.clone() for name, own in draft.model.named_parameters() if own.grad is not None})
+    hook.remove()
+    assert read == [14, 14, 5, 3], "all tokens, then those of the fullest row"
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, atol=1e-9, rtol=1e-9)

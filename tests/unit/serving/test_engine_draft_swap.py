@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from distillspec.models.memory import kv_bytes_per_token
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model
 from distillspec.serving import Engine, Request, SamplingParams
+from distillspec.serving.engine_builder import ProposerBuilder
 
 from .conftest import MakeEngine, prompts
 
@@ -166,3 +169,21 @@ def test_a_draft_of_another_target_is_refused_in_its_run_folder_too(
         make_engine(draft).load_draft(tmp_path / "run")
     with pytest.raises(ConfigError, match="was made for another"):
         Engine.from_pretrained("tiny", draft=tmp_path / "run", dtype="float32", device="cpu")
+
+
+def test_a_draft_that_there_is_no_memory_for_is_refused_and_freed(
+    draft: LanguageModel, folders: list[Path], make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate tries a candidate again after other errors. Each try would leave another copy."""
+    built: list[weakref.ref[torch.nn.Module]] = []
+
+    def no_memory(builder: ProposerBuilder, own: LanguageModel, version: str) -> None:
+        built.append(weakref.ref(own.model))
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    engine = make_engine(draft, speculation_length=2)
+    monkeypatch.setattr(ProposerBuilder, "build", no_memory)
+    with pytest.raises(ConfigError, match="does not fit into what is left of cpu's memory"):
+        engine.load_draft(folders[1])
+    gc.collect()
+    assert [ref() for ref in built] == [None]

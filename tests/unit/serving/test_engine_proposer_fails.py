@@ -240,7 +240,7 @@ def test_a_proposer_that_cannot_foresee_only_pauses(
         calls.append(sequence.id)
         raise ZeroDivisionError("float division by zero")
 
-    monkeypatch.setattr(Ngram, "prospect", failing)
+    monkeypatch.setattr(Ngram, "foreseen", failing)
     caplog.set_level(logging.WARNING, logger="distillspec.serving.proposers.draft_health")
     engine = make_engine(draft if "draft_model" in proposer else None, proposer=proposer, speculation_length=2)
     asked = prompts(2)

@@ -10,10 +10,10 @@ import pytest
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving import EngineSettings, SamplingParams
+from distillspec.serving.base.rows import ANY, Option
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.fitted import Timed
 from distillspec.serving.costs.table import CostTable
-from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.scheduler import Limits
 from distillspec.serving.start_costs import measure_at_start
 from distillspec.serving.timed_passes import TimedPasses, Work
@@ -21,19 +21,19 @@ from distillspec.serving.timed_passes import TimedPasses, Work
 from .conftest import MakeEngine, hf_greedy, prompts
 
 TARGET = CostTable(((1.0, 0.02), (5.0, 0.021), (40.0, 0.06), (512.0, 0.6)), 1e-6)
+FREE = Option(ANY)
 DRAFT = CostTable(((1.0, 0.003), (8.0, 0.004)), 1e-7, first=0.002)
-ANYTHING = Prospect()
 LIMITS = Limits(8, 2048, 8 * 2048, 512, 4)
 
 
 class Passes(TimedPasses):
     """Passes that take what two tables say, on a clock of their own."""
 
-    def __init__(self, now: list[float], prospect: Prospect = ANYTHING) -> None:
+    def __init__(self, now: list[float], option: Option = FREE) -> None:
         object.__setattr__(self, "now", now)
-        object.__setattr__(self, "proposed", prospect)
+        object.__setattr__(self, "proposed", option)
 
-    def drafts(self) -> list[Prospect]:
+    def drafts(self) -> list[Option]:
         return [self.proposed]  # type: ignore[attr-defined]
 
     def work(self, kind: str, context: int, tokens: int, passes: int, rows: int) -> Work:
@@ -47,7 +47,7 @@ class Passes(TimedPasses):
         return self.work("prefill", 0, longest, 1, 1)
 
     def drafting(self, rows: int, length: int, context: int, source: str = "draft") -> Work:
-        assert length <= self.drafts()[0].most
+        assert length <= self.drafts()[0].limit
         passes = 1 if self.drafts()[0].at_once else length
         return self.work("drafting", rows * context * passes, rows * length, passes, rows * passes)
 
@@ -66,12 +66,12 @@ def measured(
     budget_s: float,
     *,
     with_draft: bool = True,
-    prospect: Prospect = ANYTHING,
+    option: Option = FREE,
     limits: Limits = LIMITS,
 ) -> tuple[object, float]:
     now = [0.0]
     monkeypatch.setattr("distillspec.serving.start_costs.time.perf_counter", lambda: now[0])
-    found = measure_at_start(Passes(now, prospect), limits, 4, budget_s, with_draft=with_draft)
+    found = measure_at_start(Passes(now, option), limits, 4, budget_s, with_draft=with_draft)
     return found, now[0]
 
 
@@ -80,17 +80,17 @@ def first_pass_s(draft: CostTable, tokens: int) -> float:
     return draft.first + draft.seconds(300, tokens)
 
 
-@pytest.mark.parametrize("prospect", [ANYTHING, Prospect(4, at_once=True)], ids=["tokens", "blocks"])
-def test_a_single_slot_has_costs_too(monkeypatch: pytest.MonkeyPatch, prospect: Prospect) -> None:
+@pytest.mark.parametrize("option", [FREE, Option(4, at_once=True)], ids=["tokens", "blocks"])
+def test_a_single_slot_has_costs_too(monkeypatch: pytest.MonkeyPatch, option: Option) -> None:
     """Its drafts have one size alone."""
     limits = Limits(1, 2048, 2048, 512, 4)
-    found, _ = measured(monkeypatch, 2.0, prospect=prospect, limits=limits)
+    found, _ = measured(monkeypatch, 2.0, option=option, limits=limits)
     for tokens in (1, 2, 5):
         assert found.target.seconds(300, tokens) == pytest.approx(TARGET.seconds(300, tokens), rel=0.02)  # type: ignore[attr-defined]
     assert first_pass_s(found.draft, 1) == pytest.approx(first_pass_s(DRAFT, 1), rel=0.02)  # type: ignore[attr-defined]
-    if not prospect.at_once:
+    if not option.at_once:
         assert found.draft.seconds(300, 1) == pytest.approx(DRAFT.seconds(300, 1), rel=0.02)  # type: ignore[attr-defined]
-    nothing, _ = measured(monkeypatch, 1e-6, prospect=prospect, limits=limits)
+    nothing, _ = measured(monkeypatch, 1e-6, option=option, limits=limits)
     assert nothing is None, "a target of one size shows no slope"
 
 
@@ -108,7 +108,7 @@ def test_tables_are_found_within_the_budget(monkeypatch: pytest.MonkeyPatch, bud
 
 def test_blocks_are_timed_by_their_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft of three positions at most, in an engine that may plan four."""
-    found, _ = measured(monkeypatch, 20.0, prospect=Prospect(3, at_once=True))
+    found, _ = measured(monkeypatch, 20.0, option=Option(3, at_once=True))
     for tokens in (1, 3, 8, 24):
         assert first_pass_s(found.draft, tokens) == pytest.approx(first_pass_s(DRAFT, tokens), rel=0.08)  # type: ignore[attr-defined]
 

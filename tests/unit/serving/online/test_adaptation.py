@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from distillspec.cli import main
+from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
-from distillspec.models import LanguageModel, save_draft
+from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.commands.online_serving import AdaptationControl
@@ -29,6 +30,7 @@ from ..conftest import MakeEngine, prompts
 from .log.conftest import Quota, traces
 
 PATIENCE_S = 120.0
+DEEPER = DraftConfig(layers=3)
 
 
 class Traffic:
@@ -317,3 +319,23 @@ def test_the_commands(
 
 def _lines(capsys: pytest.CaptureFixture[str], start: str) -> list[str]:
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith(start)]
+
+
+def test_answers_and_promotions_are_dated_by_one_clock(
+    settings: OnlineSettings,
+    given: Path,
+    target: LanguageModel,
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A version promoted after the machine's clock was set forward had no answers since, for as long."""
+    engine = engine_with(first_draft(settings, target, given), target, make_engine)
+    with Adaptation(engine, settings) as adaptation:
+        true = time.time
+        monkeypatch.setattr(time, "time", lambda: true() + 8 * 3600.0)
+        better = adaptation.registry.add(lambda folder: save_draft(initialise_draft(DEEPER, target), folder, target))
+        adaptation.gatekeeper.promote_by_hand(better.name)
+        Traffic(engine, adaptation).serve(1)
+        adaptation.writer.flush()
+        (entry,) = adaptation.replay.entries()
+        assert adaptation.registry.promotions()[-1]["time_s"] < entry.time_s

@@ -14,6 +14,8 @@ from distillspec.serving.base.tree import NGRAM, TokenTree, merged
 from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.ngram import AT_ONCE, IDLE_AFTER, IDLE_EVERY, IDLE_EVERY_OF_FEW, OF_PROMPT, Ngram
 
+from .foreseen import foreseen
+
 
 def sequence(
     tokens: list[int], tenant: str = "a", stop: frozenset[int] = frozenset(), prompt: int = 1, name: str = ""
@@ -29,7 +31,7 @@ def tree(proposer: Ngram, text: SequenceState, *widths: int) -> TokenTree:
 
 def test_the_most_probable_tokens_are_proposed_in_trees() -> None:
     proposer = Ngram(longest=2)
-    proposer.prospect(sequence([1, 2, 3, 9, 1, 2, 3, 9, 1, 2, 4]))
+    foreseen(proposer, sequence([1, 2, 3, 9, 1, 2, 3, 9, 1, 2, 4]))
     found = tree(proposer, sequence([5, 1, 2]), 2, 1)
     assert found.tokens == (3, 9, 4)
     assert found.parents == (-1, 0, -1)
@@ -40,34 +42,34 @@ def test_the_most_probable_tokens_are_proposed_in_trees() -> None:
 def test_each_token_of_a_text_is_learnt_from_once() -> None:
     proposer, text = Ngram(longest=1, least=0.0), sequence([1, 2])
     for _ in range(3):
-        before = proposer.prospect(text)
+        before = foreseen(proposer, text)
     text.tokens += [1, 2]
     proposer.leave_slot(text)  # preempted
-    after = proposer.prospect(sequence([7, 1], name="other"))
-    assert (before.most, after.match) == (0, 1 + int(2 / 3 * 10)), "behind 1 comes 2, seen twice"
+    after = foreseen(proposer, sequence([7, 1], name="other"))
+    assert (before.limit, after.match) == (0, 1 + int(2 / 3 * 10)), "behind 1 comes 2, seen twice"
 
 
 def test_nothing_is_proposed_that_is_not_probable_enough() -> None:
     proposer = Ngram(longest=1, least=0.5)
-    proposer.prospect(sequence([1, 2, 1, 3, 1, 4]))
-    assert proposer.prospect(sequence([9, 1])).most == 0
+    foreseen(proposer, sequence([1, 2, 1, 3, 1, 4]))
+    assert foreseen(proposer, sequence([9, 1])).limit == 0
     assert tree(proposer, sequence([9, 1]), 2).tokens == ()
 
 
 def test_surer_proposals_are_told_apart() -> None:
     proposer = Ngram(longest=1)
-    proposer.prospect(sequence([1, 2] * 20 + [5, 6]))
-    sure, unsure = proposer.prospect(sequence([9, 1])), proposer.prospect(sequence([9, 5]))
+    foreseen(proposer, sequence([1, 2] * 20 + [5, 6]))
+    sure, unsure = foreseen(proposer, sequence([9, 1])), foreseen(proposer, sequence([9, 5]))
     assert sure.match > unsure.match > 0
-    assert not sure.by_model
+    assert not sure.drafted_by_model
 
 
 def test_of_long_prompts_the_end_is_learnt_from() -> None:
     text = sequence([1, 2] + [3] * OF_PROMPT, prompt=OF_PROMPT + 2)
     proposer = Ngram(longest=1)
-    proposer.prospect(text)
-    assert proposer.prospect(sequence([9, 1])).most == 0
-    assert proposer.prospect(sequence([9, 3])).most > 0
+    foreseen(proposer, text)
+    assert foreseen(proposer, sequence([9, 1])).limit == 0
+    assert foreseen(proposer, sequence([9, 3])).limit > 0
 
 
 def test_a_long_prompt_is_learnt_from_over_several_steps_or_at_its_end() -> None:
@@ -75,34 +77,34 @@ def test_a_long_prompt_is_learnt_from_over_several_steps_or_at_its_end() -> None
     proposer, text = Ngram(longest=1), sequence(tokens, prompt=len(tokens))
     known = list[list[bool]]()
     for step in range(3):
-        proposer.prospect(text)
+        foreseen(proposer, text)
         ends = [sequence([9, first], name=f"{step} {first}") for first in (1, 4, 6)]
-        known.append([proposer.prospect(end).most > 0 for end in ends])
+        known.append([foreseen(proposer, end).limit > 0 for end in ends])
     assert known == [[True, False, False], [True, True, False], [True, True, True]]
     left = Ngram(longest=1)
-    left.prospect(text)
+    foreseen(left, text)
     left.leave_slot(text)
-    assert left.prospect(sequence([9, 6], name="later")).most > 0
+    assert foreseen(left, sequence([9, 6], name="later")).limit > 0
 
 
 def test_tenants_learn_apart_and_can_be_forgotten() -> None:
     proposer, text = Ngram(longest=1), sequence([1, 2, 1, 2])
-    proposer.prospect(text)
-    assert proposer.prospect(sequence([9, 1], "b")).most == 0
+    foreseen(proposer, text)
+    assert foreseen(proposer, sequence([9, 1], "b")).limit == 0
     proposer.forget_tenant("a")
-    assert proposer.prospect(sequence([9, 1])).most == 0
+    assert foreseen(proposer, sequence([9, 1])).limit == 0
     text.tokens += [8, 8]
-    proposer.prospect(text)
-    assert proposer.prospect(sequence([9, 1])).most == 0, "what was forgotten is not read again"
-    assert proposer.prospect(sequence([9, 8])).most > 0
+    foreseen(proposer, text)
+    assert foreseen(proposer, sequence([9, 1])).limit == 0, "what was forgotten is not read again"
+    assert foreseen(proposer, sequence([9, 8])).limit > 0
 
 
 def test_requests_that_are_not_logged_teach_nothing() -> None:
     proposer, text = Ngram(longest=1), sequence([1, 2, 1, 2])
     text.request = replace(text.request, log=False)
-    proposer.prospect(text)
+    foreseen(proposer, text)
     proposer.leave_slot(text)
-    assert proposer.prospect(sequence([9, 1])).most == 0
+    assert foreseen(proposer, sequence([9, 1])).limit == 0
 
 
 def test_impossible_options_are_refused_at_once() -> None:
@@ -113,13 +115,13 @@ def test_impossible_options_are_refused_at_once() -> None:
 def repeating(proposer: Ngram, count: int = 20) -> SequenceState:
     """A text behind whose last token 2 came often, then 3, and seldom 9."""
     text = sequence([1, 2, 3] * count + [1, 9, 1, 2, 3, 1], name="r")
-    proposer.prospect(text)
+    foreseen(proposer, text)
     return text
 
 
 def test_nodes_are_named_the_likeliest_first() -> None:
     proposer = Ngram(longest=2)
-    likely = proposer.prospect(repeating(proposer)).likely
+    likely = foreseen(proposer, repeating(proposer)).likely
     assert likely is not None
     assert list(likely.chances) == sorted(likely.chances, reverse=True)
     found = tree(proposer, repeating(proposer), 1, 1, 1)
@@ -134,11 +136,11 @@ def test_nodes_are_named_the_likeliest_first() -> None:
 def test_chances_follow_what_is_accepted() -> None:
     proposer = Ngram(longest=2)
     text = repeating(proposer)
-    before = proposer.prospect(text).likely
+    before = foreseen(proposer, text).likely
     for _ in range(10):
         found = tree(proposer, text, 1)
         proposer.committed(text, found, ())
-    after = proposer.prospect(text).likely
+    after = foreseen(proposer, text).likely
     assert before is not None
     assert after is not None
     assert max(after.chances, default=0.0) < 0.7 * before.chances[0]
@@ -151,7 +153,7 @@ def test_tokens_of_others_are_no_evidence_against_what_follows() -> None:
     joined = merged([tree(proposer, text, 1, 1), TokenTree.chain([7, 8], source="draft")])
     proposer.committed(text, joined, (2, 3))
     proposer.committed(text, TokenTree.chain([7, 8], source="draft"), (0, 1))
-    likely = proposer.prospect(text).likely
+    likely = foreseen(proposer, text).likely
     assert likely is not None
     assert likely.chances[0] > 0.3, "one rejection, of one token"
 
@@ -160,13 +162,13 @@ def busy() -> Ngram:
     """A proposer for many rows."""
     proposer = Ngram(longest=2)
     for row in range(FEW_ROWS):
-        proposer.prospect(sequence([7, 8], name=f"row {row}"))
+        foreseen(proposer, sequence([7, 8], name=f"row {row}"))
     return proposer
 
 
 def names(proposer: Ngram, text: SequenceState) -> int:
     """Return how many nodes are named for a text."""
-    likely = proposer.prospect(text).likely
+    likely = foreseen(proposer, text).likely
     assert likely is not None
     return len(likely.chances)
 
@@ -190,7 +192,7 @@ def test_fewer_nodes_are_named_where_few_are_drafted() -> None:
         tree(proposer, text, 1)
     assert counts[-1] < counts[0]
     for _ in range(60):
-        likely = proposer.prospect(text).likely
+        likely = foreseen(proposer, text).likely
         assert likely is not None
         proposer.propose([ProposalRequest(text, (PlannedTree(NGRAM, likely.shape),))])
     assert len(likely.chances) == counts[0], "and more again where all are"
@@ -198,7 +200,7 @@ def test_fewer_nodes_are_named_where_few_are_drafted() -> None:
 
 def test_chains_alone_are_named_without_siblings() -> None:
     proposer = Ngram(longest=2, wide=False, depth=3)
-    likely = proposer.prospect(repeating(proposer)).likely
+    likely = foreseen(proposer, repeating(proposer)).likely
     assert likely is not None
     assert likely.parents == (-1, 0, 1)
 
@@ -208,10 +210,10 @@ def test_chances_that_have_fallen_are_named_again() -> None:
     proposer = busy()
     text = repeating(proposer)
     for _ in range(20):
-        proposer.prospect(text)  # nothing is drafted
-        proposer.prospect(sequence([1, 9], name="other"))
+        foreseen(proposer, text)  # nothing is drafted
+        foreseen(proposer, sequence([1, 9], name="other"))
     for _ in range(60):
-        likely = proposer.prospect(sequence([1, 9], name="other")).likely
+        likely = foreseen(proposer, sequence([1, 9], name="other")).likely
         assert likely is not None
         shape = likely.shape
         proposer.propose([ProposalRequest(sequence([1, 9], name="other"), (PlannedTree(NGRAM, shape),))])
@@ -221,25 +223,25 @@ def test_chances_that_have_fallen_are_named_again() -> None:
 def test_where_nothing_is_drafted_nodes_are_seldom_grown() -> None:
     proposer = busy()
     text = repeating(proposer)
-    before = 1 + FEW_ROWS  # prospects
-    able = [proposer.prospect(text).most > 0 for _ in range(IDLE_AFTER + 10 * IDLE_EVERY)]
+    before = 1 + FEW_ROWS  # rows that were asked for
+    able = [foreseen(proposer, text).limit > 0 for _ in range(IDLE_AFTER + 10 * IDLE_EVERY)]
     assert all(able[: IDLE_AFTER - before])
     assert sum(able[IDLE_AFTER - before :]) == 10
     tree(proposer, text, 1)
-    assert all(proposer.prospect(text).most > 0 for _ in range(IDLE_AFTER))
+    assert all(foreseen(proposer, text).limit > 0 for _ in range(IDLE_AFTER))
 
 
 def test_for_one_row_nodes_are_grown_more_often() -> None:
     proposer = Ngram(longest=2)
     text = repeating(proposer)
-    able = [proposer.prospect(text).most > 0 for _ in range(IDLE_AFTER + 10 * IDLE_EVERY_OF_FEW)]
+    able = [foreseen(proposer, text).limit > 0 for _ in range(IDLE_AFTER + 10 * IDLE_EVERY_OF_FEW)]
     assert 10 <= sum(able[IDLE_AFTER:]) <= 11
 
 
 def test_an_answer_that_ends_while_it_waits_teaches_nothing_more() -> None:
     proposer, text = Ngram(longest=1), sequence([1, 2, 1, 2])
-    proposer.prospect(text)
+    foreseen(proposer, text)
     text.tokens += [7, 8, 7, 8]
     text.finish_reason = "abort"
     proposer.leave_slot(text)
-    assert proposer.prospect(sequence([9, 7], name="other")).most == 0
+    assert foreseen(proposer, sequence([9, 7], name="other")).limit == 0

@@ -16,6 +16,8 @@ from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
 from distillspec.serving.proposers.recycling import TokenRecycling
 
+from .foreseen import foreseen
+
 VOCAB = 12
 
 
@@ -66,19 +68,19 @@ def test_tokens_that_end_the_answer_have_no_children() -> None:
 
 def test_nothing_is_proposed_before_anything_is_known() -> None:
     proposer, text = TokenRecycling(VOCAB), sequence([2])
-    assert proposer.prospect(text).most == 0
+    assert foreseen(proposer, text).limit == 0
     assert proposer.propose(asked(text, 2)) == [EMPTY]
     proposer.see([VerificationWindow(text, EMPTY)], logits_for([3]))
-    prospect = proposer.prospect(text)
-    assert (prospect.most > 0, prospect.wide, prospect.by_model, prospect.source) == (True, True, False, RECYCLED)
+    found = foreseen(proposer, text)
+    assert (found.limit > 0, found.wide, found.drafted_by_model, found.source) == (True, True, False, RECYCLED)
 
 
 def test_tenants_learn_apart_and_can_be_forgotten() -> None:
     proposer = TokenRecycling(VOCAB, best=1)
     proposer.see([VerificationWindow(sequence([2]), EMPTY)], logits_for([3]))
-    assert proposer.prospect(sequence([2], "b")).most == 0
+    assert foreseen(proposer, sequence([2], "b")).limit == 0
     proposer.forget_tenant("a")
-    assert proposer.prospect(sequence([2])).most == 0
+    assert foreseen(proposer, sequence([2])).limit == 0
 
 
 def test_requests_that_are_not_logged_teach_nothing() -> None:
@@ -86,7 +88,7 @@ def test_requests_that_are_not_logged_teach_nothing() -> None:
     private.request = replace(private.request, log=False)
     windows = [VerificationWindow(private, TokenTree.chain([5])), VerificationWindow(sequence([4]), EMPTY)]
     proposer.see(windows, logits_for([3], [6], [7]))
-    assert [proposer.prospect(sequence([token])).most > 0 for token in (2, 5, 4)] == [False, False, True]
+    assert [foreseen(proposer, sequence([token])).limit > 0 for token in (2, 5, 4)] == [False, False, True]
 
 
 @pytest.mark.parametrize("options", [{"best": 0}])

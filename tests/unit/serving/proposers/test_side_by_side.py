@@ -14,11 +14,14 @@ from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import BatchView
 from distillspec.serving.base.shape import PlannedTree, TreeShape, chain_of
-from distillspec.serving.base.tree import LOOKUP, TokenTree
+from distillspec.serving.base.tree import LOOKUP, NGRAM, SUFFIX, TokenTree
 from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.ngram import Ngram
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
 from distillspec.serving.proposers.side_by_side import SideBySide
+from distillspec.serving.proposers.suffix import SuffixLookup
+from distillspec.serving.proposers.suffix_store import SuffixStore
 
 from ..conftest import MakeEngine, hf_greedy, prompts
 
@@ -131,4 +134,20 @@ def test_trees_of_several_sources_are_joined_in_the_plans_order(
     assert looked_up.tokens == (7, 5, 6)
     (nobody,) = pair.propose([ProposalRequest(sequence, chain_of(3, "unknown"))])
     assert len(nobody) == 0
-    assert pair.prospect(sequence).source == LOOKUP
+    assert pair.foreseen(sequence)[0].source == LOOKUP
+
+
+def test_a_tenant_is_forgotten_by_all_though_the_files_of_one_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[str] = []
+
+    def refused(suffix: SuffixLookup, tenant: str) -> None:
+        raise OSError("read-only file system")
+
+    monkeypatch.setattr(SuffixLookup, "forget_tenant", refused)
+    monkeypatch.setattr(Ngram, "forget_tenant", lambda ngram, tenant: forgotten.append(tenant))
+    for order in ((SUFFIX, NGRAM), (NGRAM, SUFFIX)):
+        own = {SUFFIX: SuffixLookup(SuffixStore(128, 300)), NGRAM: Ngram()}
+        several = SideBySide({source: own[source] for source in order})
+        with pytest.raises(OSError, match="read-only"):
+            several.forget_tenant("a")
+    assert forgotten == ["a", "a"]

@@ -172,3 +172,36 @@ def test_scores_are_read_again_only_where_there_are_new_ones(
     scored(settings)
     keeper.work()
     assert len(reads) > looked
+
+
+def test_a_candidate_that_another_server_promoted_first_stays_promoted(
+    settings: OnlineSettings, registry: VersionRegistry, logged: ReplayLog, target: LanguageModel
+) -> None:
+    """Two servers read the same scores. While this one loads the draft, the other one has done so."""
+    better = candidate(registry, nearly_the_target(target), target)
+    elsewhere = keeper_of(settings, VersionRegistry(settings.layout.versions), logged)
+    told: list[dict[str, object]] = []
+
+    def swap(version: Version, acceptance: float | None) -> None:
+        elsewhere.judge_newest()
+
+    scored(settings)
+    keeper = keeper_of(settings, registry, logged, swap=swap, report=told.append)
+    keeper.judge_newest()
+    found = registry.get(better.name)
+    assert (found.status, found.verdict["decision"]) == ("promoted", "promoted")
+    assert keeper.serving == found
+    assert told == [], "the other server has told of it"
+
+
+@pytest.mark.parametrize("drafting", [None, "the version in service", "an earlier one"])
+def test_what_was_promoted_while_the_server_loaded_is_taken_up(
+    settings: OnlineSettings, registry: VersionRegistry, logged: ReplayLog, drafting: str | None
+) -> None:
+    serving = registry.current()
+    assert serving is not None
+    known, swapped = serving.served_as if drafting == "the version in service" else drafting, list[str]()
+    keeper = keeper_of(settings, registry, logged, swap=lambda version, _: swapped.append(version.name), drafting=known)
+    keeper.follow()
+    assert swapped == ([serving.name] if drafting == "an earlier one" else [])
+    assert keeper.serving == serving

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ from safetensors.torch import load_file, save_file
 from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, initialise_draft, save_draft
+from distillspec.sampling import NonFiniteLogits
+from distillspec.serving.online.judging.score import Score
+from distillspec.serving.online.log.records import LoggedAnswer
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -160,3 +164,33 @@ def test_what_was_made_from_a_version_that_was_rolled_back_is_refused(
     assert verdict.candidate == child.name
     assert verdict.decision == "refused"
     assert f"made from {bad.name}, which was rolled back" in verdict.reason
+
+
+def test_one_answer_on_which_drafts_are_not_finite_keeps_nobody_from_being_judged(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    logged: ReplayLog,
+    target: LanguageModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is accepted there. Answers are logged for weeks, and such a one was met again and again."""
+    serving, better = registry.current(), candidate(registry, nearly_the_target(target), target)
+    assert serving is not None
+    finite = scoring.logged_score
+
+    def score(draft: LanguageModel, answer: LoggedAnswer, *rest: Any) -> Score:
+        if answer.request_id == "r2":
+            raise NonFiniteLogits("the draft: NaN at position 3")
+        return finite(draft, answer, *rest)
+
+    monkeypatch.setattr(scoring, "logged_score", score)
+    table = scored(settings).table
+    (bad,) = [entry.number for entry in logged.entries() if entry.request_id == "r2"]
+    for version in (serving, better):
+        assert table.problem(version.name) is None
+        scores = table.of(version.name)
+        assert len(scores) == 48
+        assert (scores[bad].alpha, scores[bad].positions) == (0.0, 20)
+        assert scores[bad].tokens == scores[bad].blocks
+    keeper_of(settings, registry, logged).judge_newest()
+    assert registry.get(better.name).status == "promoted"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from distillspec.config import ReplayConfig
 from distillspec.models import LanguageModel
 from distillspec.recording import top_of_blocks, top_signal
 from distillspec.serving import Engine, Request, SamplingParams
+from distillspec.serving.base.tree import DraftProbs
 from distillspec.serving.online.log import tap as tap_module
 from distillspec.serving.online.log.records import ACCEPTED, BONUS, PLAIN, REJECTED, LoggedAnswer
 from distillspec.serving.online.log.tap import ReplayTap
@@ -22,12 +25,18 @@ from ...conftest import MakeEngine, prompts
 PARAMS = SamplingParams(temperature=1.0, max_tokens=14, ignore_eos=True)
 
 
-def serve(engine: Engine, tap: ReplayTap, requests: list[Request], abort_after: int | None = None) -> None:
+def serve(
+    engine: Engine,
+    tap: ReplayTap,
+    requests: list[Request],
+    abort_after: int | None = None,
+    stop_after: int | None = None,
+) -> None:
     engine.observer = tap
     for request in requests:
         engine.submit(request)
     step = 0
-    while engine.has_work:
+    while engine.has_work and step != stop_after:
         if step == abort_after:
             engine.abort(requests[0].id)
         tap.finish(engine.step().finished)
@@ -277,3 +286,37 @@ def test_where_nothing_is_left_nothing_is_drawn() -> None:
     assert bool((signal.tail_ids[0] == -1).all())
     assert bool((signal.tail_ids[1] >= 0).all())
     assert set(signal.tail_ids[1].tolist()).isdisjoint(signal.ids[1].tolist())
+
+
+def test_what_a_draft_drew_from_is_not_kept_until_an_answer_ends(
+    draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the distributions of all rows of a step."""
+    tap, _ = tapped()
+    drawn: list[weakref.ref[DraftProbs]] = []
+    found_at = tap_module.drafted_at
+
+    def watched(*given: Any) -> Any:
+        found = found_at(*given)
+        drawn.extend([] if found.drawn_from is None else [weakref.ref(found.drawn_from)])
+        return found
+
+    monkeypatch.setattr(tap_module, "drafted_at", watched)
+    engine = make_engine(draft, speculation_length=2)
+    serve(engine, tap, requests()[:1], stop_after=5)
+    assert tap.tracked == 1, "it still runs"
+    gc.collect()
+    assert len({id(ref) for ref in drawn}) >= 4
+    assert sum(ref() is not None for ref in drawn) <= 3, "the last step's"
+
+
+def test_a_request_that_was_deleted_before_its_first_token_is_not_logged(
+    draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    tap, logged = tapped()
+    engine = make_engine(draft)
+    engine.submit(requests()[0])
+    tap.forget_tenant("default", engine.clock())
+    tap.forget_tenant("default")
+    serve(engine, tap, requests()[1:2])
+    assert [answer.request_id for answer in logged] == ["r1"]

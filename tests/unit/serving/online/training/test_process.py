@@ -16,6 +16,7 @@ from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.state.lock import held
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.training.process import read_settings, run_trainer, write_settings
+from distillspec.serving.online.training.trainers import Trainers
 
 from ..conftest import Answer
 from .conftest import changed, fill
@@ -92,3 +93,28 @@ def test_settings_reach_the_process(settings: OnlineSettings) -> None:
     written = replace(settings, loss=LossConfig(mix={"fkl": 1, "lk": 0.2}), seed=5)
     write_settings(written)
     assert read_settings(Path(settings.online.folder)) == written
+
+
+def test_a_judgement_that_fails_is_tried_again(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    replay: ReplayLog,
+    answer: Answer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill(replay, answer, 6)
+    judge, calls = Trainers.judge, list[int]()
+
+    def failing(trainers: Trainers) -> bool:
+        calls.append(1)
+        if len(calls) < 3:
+            raise OSError("the disk is away")
+        return judge(trainers)
+
+    monkeypatch.setattr(Trainers, "judge", failing)
+    made = run_trainer(changed(settings, every_requests=4), lambda: False, max_updates=1, wait=lambda seconds: None)
+    assert len(made) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if "no verdict" in line]
+    assert [line.split()[5] for line in said] == ["0.5", "1"]
+    assert "the disk is away" in said[0]

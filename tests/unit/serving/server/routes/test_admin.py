@@ -14,6 +14,7 @@ import pytest
 
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.models import initialise_draft, load_target, save_draft
+from distillspec.serving.proposers.suffix_store import SuffixStore
 from distillspec.serving.server.bridge.catalogue import FolderCatalogue
 from distillspec.serving.server.http.keys import KeyRing
 
@@ -187,3 +188,21 @@ def test_draining_by_hand(guarded: Running) -> None:
     assert call(guarded, "POST", "drain") == {"draining": True, "open_answers": 0}
     assert guarded.http.get("/health").status_code == 503
     assert json.loads(guarded.http.get("/health").text)["error"]["code"] == "draining"
+
+
+def test_a_deletion_answers_once_answers_are_gone_and_fails_where_they_stay(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve(engine={"proposer": "suffix"}, admin=ADMIN)
+    running.complete(max_tokens=20)
+    found = call(running, "POST", "replay/delete", {"tenant": "default"})
+    assert found == {"tenant": "default", "deleted": 0}
+
+    def refused(store: SuffixStore, tenant: str) -> None:
+        raise OSError("read-only file system")
+
+    monkeypatch.setattr(SuffixStore, "forget", refused)
+    status, error = call(running, "POST", "replay/delete", {"tenant": "default"})
+    assert (status, error["code"]) == (500, "deletion_failed")
+    assert "read-only file system" in error["message"]
+    assert running.complete(max_tokens=4).status_code == 200
