@@ -9,10 +9,8 @@ import torch
 from distillspec.commands.prompt_folder import check_sources, prepare_folder
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.commands.unseen import TRAINED
-from distillspec.commands.untrained import answered_training_prompts, prepare_draft
+from distillspec.commands.untrained import prepare_draft, target_texts
 from distillspec.config import InitDraftCommand
-from distillspec.data.folder import DataFolder
-from distillspec.data.signal_check import read_checked
 from distillspec.models import LanguageModel, check_draft, load_target, save_draft
 from distillspec.types import Sample
 
@@ -40,7 +38,5 @@ def run(config: InitDraftCommand, folder: Path) -> None:
 
 def read_texts(config: InitDraftCommand, target: LanguageModel, own: Path) -> list[Sample]:
     """Return the cache's samples, or the target's answers to a few training prompts."""
-    data: DataFolder = prepare_folder(config.data, target, own, config.seed)
-    if config.data.cache is not None and data.samples.is_dir():
-        return read_checked(data.samples, target, f"data.cache={config.data.cache}")
-    return answered_training_prompts(config.data, target, data, config.seed)
+    data = prepare_folder(config.data, target, own, config.seed)
+    return target_texts(config.data, target, data, config.seed)

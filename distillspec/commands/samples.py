@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from distillspec.config import DataConfig
-from distillspec.data.collect import collection_key, fixed_samples, sample_responses, score, signal_request
+from distillspec.data.collect import (
+    SampleWriter,
+    collection_key,
+    fixed_samples,
+    sample_responses,
+    score,
+    signal_request,
+)
 from distillspec.data.folder import DataFolder
 from distillspec.data.scoring import ScoringWriter
 from distillspec.data.shards import ShardWriter, read_samples, recorded_whole
@@ -16,9 +23,10 @@ from distillspec.data.writers import share_prompts
 from distillspec.errors import RunError
 from distillspec.models import LanguageModel
 from distillspec.progress import TokenMeter, progress
-from distillspec.types import Prompt, Sample
+from distillspec.types import Generator, Prompt, Sample
 
 SCORED_TOGETHER = 32  # fixed responses between two reads of the clock
+ROUNDS = 4  # answers a slot writes before the target scores its own text: slots wait empty for the end of each lot
 
 
 def prepare_samples(
@@ -47,7 +55,7 @@ def prepare_samples(
     key = collection_key(target, config, config.policy, seed, writer_hash)
     if config.cache is not None:
         recorded = read_checked(folder.samples, target, f"data.cache={config.cache}", state_bytes)
-        samples = _in_order(recorded, prompts)
+        samples = in_prompt_order(recorded, prompts)
         if not recorded_whole(folder.samples):
             print(f"data.cache={config.cache} is unfinished: these are {len(samples)} of the answers asked for")
         # With data.signal=none the live target judges, whatever the cache has recorded.
@@ -58,16 +66,17 @@ def prepare_samples(
             _score_into(writer, prompts, target, config, seed)
         else:
             _sample_into(writer, prompts, target, draft, config, seed)
-    samples = _in_order(read_samples(folder.samples, target.identity, state_bytes), prompts)
+    samples = in_prompt_order(read_samples(folder.samples, target.identity, state_bytes), prompts)
     if strange := strange_signals(samples, target):
         raise RunError(f"{folder.samples}: {strange}; try data.generator=engine, and report this")
     return samples
 
 
-def _in_order(samples: list[Sample], prompts: Sequence[Prompt]) -> list[Sample]:
-    """Return samples in the order of their prompts.
+def in_prompt_order(samples: Sequence[Sample], prompts: Sequence[Prompt]) -> list[Sample]:
+    """Return samples in the order of their prompts, those of other prompts last.
 
-    They lie in the order in which answers ended, which an interruption changes. Training is to be the same.
+    They lie in the order in which answers ended: short ones come first, and an interruption changes it. What is trained
+    on, and what a draft is chosen by, is to be the same.
     """
     order = {prompt.id: place for place, prompt in enumerate(prompts)}
     return sorted(samples, key=lambda sample: order.get(sample.prompt_id, len(order)))
@@ -82,55 +91,103 @@ def _sample_into(
     seed: int,
 ) -> None:
     limit_s = None if config.max_minutes is None else 60 * config.max_minutes
-    deadline = _deadline(config)
-    wanted = len([p for p in prompts if p.id not in writer.done_ids]) * config.max_new_tokens
+    shares = [
+        (generator, [p for p in share if p.id not in writer.done_ids])
+        for generator, share in share_prompts(config, target, draft, prompts, seed)
+    ]
+    sizes = [len(share) for _, share in shares]
+    left = 0
     with progress(f"sampling {len(prompts)} responses ({config.source})") as line:
-        meter = TokenMeter(line, wanted, limit_s)
-        signal = signal_request(config)
-        scored = writer if signal is None else ScoringWriter(writer, target, signal, seed)
-        for generator, share in share_prompts(config, target, draft, prompts, seed):
-            if generator is None:
-                waiting = [p for p in share if p.id not in writer.done_ids]
-                for sample in fixed_samples(waiting, target, config.max_new_tokens) if waiting else []:
-                    scored.add(sample)
-                scored.flush()
-                continue
-            # Drafts cannot record the target's signal, and no generator its final states: scored afterwards.
-            later = generator.source == "draft" or config.signal == "hidden"
-            done = sample_responses(
-                share,
-                generator,
-                scored if later else writer,
-                policy=config.policy,
-                stop_ids=target.stop_ids,
-                max_new_tokens=config.max_new_tokens,
-                signal=None if later else signal,
-                seed=seed,
-                deadline=deadline,
-                on_tokens=meter,
-            )
-            if not done:
-                break
-    writer.flush(complete=True)
+        meter = TokenMeter(line, sum(sizes) * config.max_new_tokens, limit_s)
+        for turn, ((generator, share), deadline) in enumerate(zip(shares, _deadlines(config, sizes), strict=True)):
+            if turn and deadline is not None and deadline <= time.monotonic():
+                left += len(share)  # answers of one token teach nothing
+            elif generator is not None:
+                left += _answer(writer, generator, share, target, config, seed, deadline, meter)
+            elif share:
+                fixed = fixed_samples(share, target, config.max_new_tokens)
+                left += len(fixed) - max(_score_in_lots(writer, fixed, target, config, seed, deadline))
+    _close(writer, left, config)
+
+
+def _answer(
+    writer: ShardWriter,
+    generator: Generator,
+    prompts: Sequence[Prompt],
+    target: LanguageModel,
+    config: DataConfig,
+    seed: int,
+    deadline: float | None,
+    meter: TokenMeter,
+) -> int:
+    """Have a generator answer prompts until the deadline. Return the number left without an answer."""
+    signal, by_draft = signal_request(config), generator.source == "draft"
+    scored: SampleWriter = writer
+    lot = None
+    # Drafts cannot record the target's signal, and no generator its final states: scored afterwards.
+    if signal is not None and (by_draft or signal.kind == "hidden"):
+        scored, signal = ScoringWriter(writer, target, signal, seed, at_flush=not by_draft), None
+        lot = None if by_draft else max(config.shard_sequences, ROUNDS * config.batch_slots)
+    return sample_responses(
+        prompts,
+        generator,
+        scored,
+        policy=config.policy,
+        stop_ids=target.stop_ids,
+        max_new_tokens=config.max_new_tokens,
+        signal=signal,
+        seed=seed,
+        deadline=deadline,
+        on_tokens=meter,
+        lot=lot,
+    )
 
 
 def _score_into(
     writer: ShardWriter, prompts: Sequence[Prompt], target: LanguageModel, config: DataConfig, seed: int
 ) -> None:
     waiting = [s for s in fixed_samples(prompts, target, config.max_new_tokens) if s.prompt_id not in writer.done_ids]
-    request = signal_request(config)
-    deadline = _deadline(config)
     done = 0
     with progress(f"scoring {len(waiting)} fixed responses") as line:
-        while done < len(waiting) and (done == 0 or deadline is None or time.monotonic() < deadline):
-            lot = waiting[done : done + SCORED_TOGETHER]
-            for sample in lot if request is None else score(lot, target, request, seed):
-                writer.add(sample)
-            done += len(lot)
+        for done in _score_in_lots(writer, waiting, target, config, seed, _deadline(config)):
             line.update(done / len(waiting), f"{done} of {len(waiting)}")
-    if done < len(waiting):
-        print(f"left out {len(waiting) - done} responses: data.max_minutes={config.max_minutes:g} were over")
+    _close(writer, len(waiting) - done, config)
+
+
+def _score_in_lots(
+    writer: ShardWriter,
+    samples: Sequence[Sample],
+    target: LanguageModel,
+    config: DataConfig,
+    seed: int,
+    deadline: float | None,
+) -> Iterator[int]:
+    """Write samples with the target's signal until the deadline, one lot at least. Yield how many after each lot."""
+    request, done = signal_request(config), 0
+    while done < len(samples) and (done == 0 or deadline is None or time.monotonic() < deadline):
+        lot = samples[done : done + SCORED_TOGETHER]
+        for sample in lot if request is None else score(lot, target, request, seed):
+            writer.add(sample)
+        done += len(lot)
+        yield done
+
+
+def _close(writer: ShardWriter, left: int, config: DataConfig) -> None:
+    """Mark the folder as finished, and say how many responses the time limit left out."""
+    if left and config.max_minutes is not None:
+        print(f"left out {left} responses: data.max_minutes={config.max_minutes:g} were over")
     writer.flush(complete=True)
+
+
+def _deadlines(config: DataConfig, sizes: Sequence[int]) -> Iterator[float | None]:
+    """Yield the `_deadline` of each share of the prompts, when its turn comes.
+
+    The time that is left is divided by numbers of prompts, so what a share does not use goes to the next ones.
+    """
+    end = _deadline(config)
+    for turn, size in enumerate(sizes):
+        now = time.monotonic()
+        yield None if end is None else now + (end - now) * size / max(1, sum(sizes[turn:]))
 
 
 def _deadline(config: DataConfig) -> float | None:

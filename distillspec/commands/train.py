@@ -30,12 +30,11 @@ from distillspec.commands.suitability import (
 )
 from distillspec.commands.training_report import TrainingReport
 from distillspec.commands.unseen import known_before, with_trained_prompts
-from distillspec.commands.untrained import answered_training_prompts, prepare_draft
+from distillspec.commands.untrained import answered_training_prompts, prepare_draft, target_texts
 from distillspec.config import TrainCommand
 from distillspec.data.collect import with_writer_logprobs
 from distillspec.data.folder import DataFolder
 from distillspec.data.on_policy import fresh_samples, recorded_answers
-from distillspec.data.signal_check import read_checked
 from distillspec.evaluation import TargetStates, cut_share
 from distillspec.files import read_object, write_json
 from distillspec.losses import LossMix
@@ -85,7 +84,7 @@ def run(config: TrainCommand, folder: Path) -> None:
     target = load_target(config.target)
     check_draft(config.draft, target)
     check_reference(config.loss.reference)
-    data, samples, held_out = prepare(config, folder, target)
+    data, samples, held_out = prepare(config, folder, target, trains=config.launcher.kind == "local")
     check_samples(mix, samples)
     evaluator = HeldOutEvaluator(config, held_out, TargetStates(target, data.states))
     before = _measure_untrained(config, evaluator, data, samples, folder)
@@ -120,13 +119,19 @@ def run(config: TrainCommand, folder: Path) -> None:
         print(line)
 
 
-def prepare(config: TrainCommand, folder: Path, target: LanguageModel) -> tuple[DataFolder, list[Sample], list[Sample]]:
-    """Return the data folder, the training samples (none for an on-policy run) and the held-out answers, made once."""
+def prepare(
+    config: TrainCommand, folder: Path, target: LanguageModel, *, trains: bool = True
+) -> tuple[DataFolder, list[Sample], list[Sample]]:
+    """Return the data folder, the training samples (none for an on-policy run) and the held-out answers, made once.
+
+    Args:
+        trains: this process does. Otherwise it holds none of the recorded states: those of the ranks fill the memory.
+    """
     trained = known_before(config.draft)
     data = prepare_folder(config.data, target, folder / "data", config.seed, trained)
     # An on-policy run takes prompts and held-out answers from a cache, and its samples from the draft.
-    recorded, room = recording(config, target), state_room(config.train.feature_gib)
-    room = room if recorded.state_ids else 0
+    recorded, room = recording(config, target), state_room(config.train.feature_gib, config.launcher.num_processes)
+    room = room if recorded.state_ids and trains else 0
     on_policy = config.data.on_policy
     samples = [] if on_policy else prepare_samples(recorded, target, data, config.seed, state_bytes=room)
     return data, samples, prepare_held_out(config.data, config.sampling.policy, target, data, config.seed, trained)
@@ -229,7 +234,8 @@ def _make_state_store(
     """Return the store of the states that the draft reads, None for a draft that reads tokens alone."""
     if not draft.state_ids:
         return None
-    store = StateStore(target, draft.state_ids, config.train.feature_gib, config.data.state_precision)
+    settings, processes = config.train, config.launcher.num_processes
+    store = StateStore(target, draft.state_ids, settings.feature_gib, config.data.state_precision, processes)
     print(store.describe(samples))
     return store
 
@@ -281,6 +287,6 @@ def _target_texts(config: TrainCommand, target: LanguageModel, data: DataFolder,
     """
     if config.data.source == "teacher" or (samples and all(sample.signal is not None for sample in samples)):
         return samples
-    if config.data.cache is not None and config.data.source != "fixed":
-        return read_checked(data.samples, target, f"data.cache={config.data.cache}")
-    return samples + answered_training_prompts(config.data, target, data, config.seed)
+    if config.data.source == "fixed":  # others' text: the target's own is added
+        return samples + answered_training_prompts(config.data, target, data, config.seed)
+    return target_texts(config.data, target, data, config.seed)

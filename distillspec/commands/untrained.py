@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from distillspec.commands.samples import in_prompt_order
 from distillspec.config import DataConfig, DraftConfig
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import stable_seed
+from distillspec.data.signal_check import read_checked
 from distillspec.errors import ConfigError
 from distillspec.generation import make_generator
 from distillspec.models import LanguageModel, initialise_draft
@@ -55,15 +57,29 @@ def prepare_draft(
     return initialise_draft(config, target, kept_ids=kept_ids)
 
 
+def target_texts(config: DataConfig, target: LanguageModel, folder: DataFolder, seed: int) -> list[Sample]:
+    """Return the samples of `data.cache`, or the target's answers to a few training prompts where it has none.
+
+    They come in the order of their prompts.
+
+    Raises:
+        ConfigError: the samples are damaged, or not this target's.
+    """
+    if config.cache is None or not folder.samples.is_dir():  # an on-policy run leaves no samples
+        return answered_training_prompts(config, target, folder, seed)
+    recorded = read_checked(folder.samples, target, f"data.cache={config.cache}")
+    return in_prompt_order(recorded, folder.read_prompts().train)
+
+
 def answered_training_prompts(config: DataConfig, target: LanguageModel, folder: DataFolder, seed: int) -> list[Sample]:
-    """Return the target's answers to the first `data.refresh_prompts` training prompts."""
+    """Return the target's answers to the first `data.refresh_prompts` training prompts, in their order."""
     prompts = folder.read_prompts().train[: config.refresh_prompts]
     requests = [GenerationRequest(p, config.max_new_tokens, stable_seed(seed, "vocabulary", p.id)) for p in prompts]
     generator = make_generator(config.generator, target, slots=config.batch_slots)
     with progress(f"the target answers {len(prompts)} training prompts") as line:
         meter = TokenMeter(line, len(prompts) * config.max_new_tokens)
-        written = generator.generate(requests, config.policy, stop_ids=target.stop_ids, on_tokens=meter)
-        return [sample for _, sample in written]
+        answers = dict(generator.generate(requests, config.policy, stop_ids=target.stop_ids, on_tokens=meter))
+    return [answers[i] for i in sorted(answers)]
 
 
 def vocabulary_of(samples: Sequence[Sample], target: LanguageModel, size: int, among: Tensor | None = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -50,38 +51,52 @@ def sample_responses(
     seed: int,
     deadline: float | None = None,
     on_tokens: Callable[[int], None] | None = None,
-) -> bool:
-    """Answer the prompts that `writer` does not hold yet. Return True if all are answered. The caller marks the end.
+    lot: int | None = None,
+) -> int:
+    """Answer the prompts that `writer` does not hold yet. Return the number left without an answer.
 
-    Each answer depends on the seed and its prompt's id alone, so an interrupted run and a whole one agree.
+    Each answer depends on the seed and its prompt's id alone, so an interrupted run and a whole one agree. The caller
+    marks the end. Nothing is written where no prompt waits.
 
     Args:
         deadline: seconds of `time.monotonic` at which the work ends. Unfinished answers are kept as they are.
         on_tokens: called with the number of tokens each step added.
+        lot: prompts answered between two calls of `writer.flush`, None: all. The models have been given back in these,
+            so a writer that runs them itself does so there alone.
     """
     waiting = [p for p in prompts if p.id not in writer.done_ids]
     requests = [GenerationRequest(p, max_new_tokens, stable_seed(seed, p.id)) for p in waiting]
-    stream = generator.generate(
-        requests, policy, stop_ids=stop_ids, signal=signal, on_tokens=on_tokens, deadline=deadline
-    )
-    answered = 0
-    try:
-        for _, sample in stream:
-            writer.add(sample)
-            answered += 1
-    finally:
-        writer.flush()
-    return answered == len(requests)
+    size, answered = lot or max(1, len(requests)), 0
+    for first in range(0, len(requests), size):
+        if first and deadline is not None and time.monotonic() >= deadline:
+            break
+        stream = generator.generate(
+            requests[first : first + size],
+            policy,
+            stop_ids=stop_ids,
+            signal=signal,
+            on_tokens=on_tokens,
+            deadline=deadline,
+        )
+        try:
+            for _, sample in stream:
+                writer.add(sample)
+                answered += 1
+        finally:
+            writer.flush()
+    return len(requests) - answered
 
 
 def fixed_samples(prompts: Sequence[Prompt], target: LanguageModel, max_new_tokens: int) -> list[Sample]:
     """Return the file's own responses in the target's template. Prompts without one are left out.
 
     Raises:
-        ConfigError: no prompt has a response.
+        ConfigError: no prompt has a response, or neither tokenizer nor target tells how one ends.
     """
     samples = [
-        _fixed(p, render_response(target.text_tokenizer, p.response), max_new_tokens) for p in prompts if p.response
+        _fixed(p, render_response(target.text_tokenizer, p.response, target.stop_ids), max_new_tokens)
+        for p in prompts
+        if p.response
     ]
     if not samples:
         raise ConfigError(
@@ -105,7 +120,7 @@ def score(samples: Sequence[Sample], target: LanguageModel, signal: SignalReques
     for start in range(0, len(samples), 8):
         indices = by_length[start : start + 8]
         chunk = [samples[i] for i in indices]
-        batch = collate([[s] for s in chunk], max(len(s) for s in chunk), target.text_tokenizer.eos_token_id)
+        batch = collate([[s] for s in chunk], max(len(s) for s in chunk), target.text_tokenizer.eos_token_id or 0)
         hidden = target.hidden(batch.input_ids.to(target.device), batch.position_ids.to(target.device))
         hidden = hidden.reshape(-1, hidden.shape[-1])[batch.loss_index.to(target.device)]
         if signal.kind == "hidden":
@@ -134,9 +149,16 @@ def hidden_signal(hidden: Tensor, head: OutputHead) -> HiddenSignal:
 def with_writer_logprobs(samples: Sequence[Sample], draft: LanguageModel, policy: SamplingPolicy) -> list[Sample]:
     """Return the samples, those of `draft` with each token's log-probability when it was drawn.
 
-    This takes one more forward pass over the draft's text.
+    This takes one more forward pass over the draft's text, in evaluation mode: text is drawn without dropout.
     """
-    return [replace(s, writer_logprobs=_drawn_with(s, draft, policy)) if s.source == "draft" else s for s in samples]
+    was_training = draft.model.training
+    draft.model.eval()
+    try:
+        return [
+            replace(s, writer_logprobs=_drawn_with(s, draft, policy)) if s.source == "draft" else s for s in samples
+        ]
+    finally:
+        draft.model.train(was_training)
 
 
 def response_logits(sample: Sample, model: LanguageModel) -> Iterator[Tensor]:

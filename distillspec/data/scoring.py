@@ -10,12 +10,25 @@ from distillspec.types import Sample
 
 
 class ScoringWriter:
-    """Writer that adds the target's signal to samples, `batch_size` at a time, and passes them to `writer`."""
+    """Writer that adds the target's signal to samples, `batch_size` at a time, and passes them to `writer`.
+
+    Args:
+        at_flush: score at `flush` alone. A target that writes the text can read none by itself before its generator
+            has ended (`sample_responses` with `lot`).
+    """
 
     def __init__(
-        self, writer: ShardWriter, target: LanguageModel, signal: SignalRequest, seed: int, batch_size: int = 32
+        self,
+        writer: ShardWriter,
+        target: LanguageModel,
+        signal: SignalRequest,
+        seed: int,
+        batch_size: int = 32,
+        *,
+        at_flush: bool = False,
     ) -> None:
         self.writer, self.target, self.signal, self.seed, self.batch_size = writer, target, signal, seed, batch_size
+        self.at_flush = at_flush
         self.waiting: list[Sample] = []
 
     @property
@@ -24,7 +37,7 @@ class ScoringWriter:
 
     def add(self, sample: Sample) -> None:
         self.waiting.append(sample)
-        if len(self.waiting) >= self.batch_size:
+        if len(self.waiting) >= self.batch_size and not self.at_flush:
             self._score_waiting()
 
     def flush(self, *, complete: bool = False) -> None:
@@ -32,7 +45,7 @@ class ScoringWriter:
         self.writer.flush(complete=complete)
 
     def _score_waiting(self) -> None:
-        waiting, self.waiting = self.waiting, []
-        if waiting:
-            for sample in score(waiting, self.target, self.signal, self.seed):
+        while self.waiting:
+            some, self.waiting = self.waiting[: self.batch_size], self.waiting[self.batch_size :]
+            for sample in score(some, self.target, self.signal, self.seed):
                 self.writer.add(sample)

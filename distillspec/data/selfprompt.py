@@ -28,10 +28,11 @@ def write_prompts(
     """Return different, finished user turns for `data.num_prompts` plus `data.eval_prompts`.
 
     Raises:
+        ConfigError: nothing tells how a turn begins.
         RunError: the target writes too few usable turns (it has no chat training, say).
     """
     needed = (config.num_prompts or DEFAULT_PROMPTS) + config.eval_prompts
-    prefix = user_turn_prefix(target.text_tokenizer)
+    prefix = user_turn_prefix(target.text_tokenizer, target.stop_ids)
     opening = Prompt("selfprompt", prefix, "selfprompt")
     limit = min(USER_TURN_TOKENS, config.max_prompt_tokens)
     found: dict[str, Prompt] = {}

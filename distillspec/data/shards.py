@@ -7,6 +7,7 @@ of a shard are those of `shard_schema`.
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class ShardWriter:
         self.folder = folder
         self.shard_sequences = shard_sequences
         self._pending: list[Sample] = []
+        self._written: dict[str, Any] | None = None  # the manifest on disk
         self._manifest = self._open(json.loads(json.dumps(key)))
         self.done_ids = {
             own["prompt_id"] for shard in self._manifest["shards"] for own in _metadata_of(folder / shard["file"])
@@ -54,7 +56,10 @@ class ShardWriter:
             self.flush()
 
     def flush(self, *, complete: bool = False) -> None:
-        """Write the pending samples as a shard. `complete` marks the folder as holding every requested sample."""
+        """Write the pending samples as a shard. `complete` marks the folder as holding every requested sample.
+
+        Nothing is written where nothing is new: a finished folder may be one that cannot be written to.
+        """
         if self._pending:
             name = f"shard-{self._next_number():05d}.safetensors"
             write_atomic(self.folder / name, lambda temporary: _save(self._pending, temporary))
@@ -68,7 +73,9 @@ class ShardWriter:
             )
             self._pending = []
         self._manifest["complete"] = complete
-        write_json(self.folder / MANIFEST, self._manifest)
+        if self._manifest != self._written:
+            write_json(self.folder / MANIFEST, self._manifest)
+            self._written = deepcopy(self._manifest)
 
     @property
     def complete(self) -> bool:
@@ -83,7 +90,8 @@ class ShardWriter:
         path = self.folder / MANIFEST
         if not path.is_file():
             return {"format_version": FORMAT_VERSION, "key": key, "shards": [], "complete": False}
-        manifest = _read_manifest(path)
+        self._written = _read_manifest(path)
+        manifest = deepcopy(self._written)
         differing = sorted(k for k in {*manifest["key"], *key} if manifest["key"].get(k) != key.get(k))
         if differing:
             first = differing[0]

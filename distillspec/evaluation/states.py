@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from distillspec.errors import RunError
 from distillspec.files import write_atomic
 from distillspec.models.features import pass_with_states
 from distillspec.models.language_model import LanguageModel
@@ -80,13 +82,16 @@ class TargetStates:
         self._features.clear()
 
     def save(self) -> None:
-        """Write new states to the folder for later runs. Does nothing without a folder or new states."""
+        """Write new states to the folder for later runs. Does nothing without a folder or new states.
+
+        Where the folder cannot be written to, later runs compute them again.
+        """
         if self.file is None or len(self._known) == self._saved:
             return
-        self.file.parent.mkdir(parents=True, exist_ok=True)
         tensors = {key: states.cpu().contiguous() for key, states in self._known.items()}
-        write_atomic(self.file, lambda temporary: save_file(tensors, temporary))
-        self._saved = len(self._known)
+        with suppress(RunError, SafetensorError):  # the folder may be another's
+            write_atomic(self.file, lambda temporary: save_file(tensors, temporary))
+            self._saved = len(self._known)
 
 
 def _key(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> str:

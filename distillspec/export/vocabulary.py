@@ -32,11 +32,11 @@ def align_rows(model: PreTrainedModel, rows: int, needed: int) -> None:
     if rows < needed:
         raise ConfigError(f"the target has {rows} rows, but the draft's tokenizer needs {needed}; is it its target?")
     tied = model.config.get_text_config().tie_word_embeddings
-    old, head = model.get_input_embeddings(), model.get_output_embeddings()
-    embeddings = nn.Embedding(rows, old.weight.shape[1], device=old.weight.device, dtype=old.weight.dtype)
-    # nn.Embedding would refuse a padding row past the end. It only matters to gradients.
-    embeddings.weight = nn.Parameter(_resized(old.weight, rows), requires_grad=False)
-    model.set_input_embeddings(embeddings)
+    # Changed in place: Gemma's embeddings scale what they give out.
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embeddings.weight = nn.Parameter(_resized(embeddings.weight, rows), requires_grad=False)
+    embeddings.num_embeddings = rows
+    embeddings.padding_idx = None  # it may lie past the end, which is refused, and only matters to gradients
     head.weight = embeddings.weight if tied else nn.Parameter(_resized(head.weight, rows), requires_grad=False)
     if getattr(head, "bias", None) is not None:
         head.bias = nn.Parameter(_resized(head.bias, rows), requires_grad=False)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from distillspec.errors import ConfigError
-from distillspec.models.language_model import LanguageModel, decoder_layers
+from distillspec.models.language_model import LanguageModel
 
 # Config lists with one entry a layer: sliding windows, layers without rotary embedding (smollm3), sparse MLPs.
 _PER_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")
@@ -38,23 +40,41 @@ def select_by_acceptance(
     `acceptance` measures the target as it is while some of its layers are taken out (on calibration text). The target
     is whole again on return. Cost: about (n² − count²) / 2 measurements.
     """
-    layers = target.layers
-    total = len(layers)
+    total = len(target.layers)
     evenly_spaced(total, count)  # same bounds, same message
-    original, kept = list(layers), list(range(total))
-    decoder, name = target.decoder, _layers_name(target.decoder)
-    try:
-        while len(kept) > count:
-            scores = {}
-            for candidate in kept:
-                setattr(decoder, name, nn.ModuleList([original[i] for i in kept if i != candidate]))
+    kept = list(range(total))
+    while len(kept) > count:
+        scores = {}
+        for candidate in kept:
+            with only_layers(target, [layer for layer in kept if layer != candidate]):
                 scores[candidate] = acceptance()
-            kept.remove(max(scores, key=lambda layer: scores[layer]))
-            if on_step is not None:
-                on_step(len(kept))
-    finally:
-        setattr(decoder, name, nn.ModuleList(original))
+        kept.remove(max(scores, key=lambda layer: scores[layer]))
+        if on_step is not None:
+            on_step(len(kept))
     return kept
+
+
+@contextmanager
+def only_layers(target: LanguageModel, keep: Sequence[int]) -> Iterator[None]:
+    """Leave the target only its layers `keep`, in that order. It is whole again on leaving.
+
+    It computes what `prune` would copy: a pass finds a layer's mask and rotary frequencies at its place in the config's
+    lists, so these follow the layers.
+    """
+    decoder, layers = target.decoder, target.layers
+    name = next(name for name, child in decoder.named_children() if child is layers)
+    config: Any = decoder.config
+    settings = _layer_settings(config, keep)
+    before = {key: getattr(config, key) for key in settings}
+    try:
+        setattr(decoder, name, nn.ModuleList([layers[i] for i in keep]))
+        for key, value in settings.items():
+            setattr(config, key, value)
+        yield
+    finally:
+        setattr(decoder, name, layers)
+        for key, value in before.items():
+            setattr(config, key, value)
 
 
 def prune(target: LanguageModel, keep: Sequence[int]) -> PreTrainedModel:
@@ -79,12 +99,15 @@ def check_layers(keep: Sequence[int], total: int) -> None:
 def pruned_config(config: PretrainedConfig, keep: Sequence[int]) -> PretrainedConfig:
     """Return the target's config for the layers `keep`."""
     pruned = copy.deepcopy(config)
-    pruned.num_hidden_layers = len(keep)
-    for name in _PER_LAYER:
-        values = getattr(config, name, None)
-        if values is not None:
-            setattr(pruned, name, [values[i] for i in keep])
+    for name, value in _layer_settings(config, keep).items():
+        setattr(pruned, name, value)
     return pruned
+
+
+def _layer_settings(config: PretrainedConfig, keep: Sequence[int]) -> dict[str, Any]:
+    """Return the settings that count or list layers, for the layers `keep`."""
+    lists = {name: values for name in _PER_LAYER if (values := getattr(config, name, None)) is not None}
+    return {"num_hidden_layers": len(keep), **{name: [values[i] for i in keep] for name, values in lists.items()}}
 
 
 def _renumbered(state: dict[str, torch.Tensor], keep: list[int]) -> dict[str, torch.Tensor]:
@@ -97,8 +120,3 @@ def _renumbered(state: dict[str, torch.Tensor], keep: list[int]) -> dict[str, to
         elif int(match[2]) in place:
             chosen[f"{match[1]}{place[int(match[2])]}{match[3]}"] = value.float()
     return chosen
-
-
-def _layers_name(decoder: nn.Module) -> str:
-    layers = decoder_layers(decoder)
-    return next(name for name, child in decoder.named_children() if child is layers)

@@ -29,13 +29,19 @@ class StateStore:
         ids: states that the draft reads.
         gib: memory to use. None: a third of what is free.
         precision: of what is computed here.
+        processes: of this run, which share the memory.
     """
 
     def __init__(
-        self, target: LanguageModel, ids: Sequence[int], gib: float | None = None, precision: str = "bf16"
+        self,
+        target: LanguageModel,
+        ids: Sequence[int],
+        gib: float | None = None,
+        precision: str = "bf16",
+        processes: int = 1,
     ) -> None:
         self.target, self.request = target, StateRequest(tuple(ids), precision)
-        self.room = state_room(gib)
+        self.room = state_room(gib, processes)
         self._width = int(target.model.config.get_text_config().hidden_size)
         self._known: dict[Key, RecordedStates] = {}
 
@@ -98,10 +104,10 @@ class StateStore:
             excess -= states.nbytes
 
 
-def state_room(gib: float | None) -> float:
-    """Return the bytes that states may take: `gib`, or a third of the free memory."""
+def state_room(gib: float | None, processes: int = 1) -> float:
+    """Return the bytes that states may take in each process of a run: `gib` in all, or a third of the free memory."""
     free = free_bytes(torch.device("cpu"))
-    return gib * GIB if gib is not None else SHARE * (free or 0)
+    return (gib * GIB if gib is not None else SHARE * (free or 0)) / processes
 
 
 def _key(sample: Sample) -> Key:

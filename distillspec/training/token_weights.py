@@ -12,7 +12,8 @@ from distillspec.errors import ConfigError, RunError
 from distillspec.losses import LossMix, Teacher, columns_of, select_tokens
 from distillspec.models import LanguageModel
 from distillspec.sampling import NonFiniteLogits
-from distillspec.training.module import DistillModule, token_values
+from distillspec.signals import HiddenSignal
+from distillspec.training.module import DistillModule, teacher_view, token_values
 from distillspec.types import TokenBatch
 
 
@@ -30,6 +31,7 @@ def token_weights(
     module: DistillModule,
     batch: TokenBatch,
     teacher: Teacher,
+    target: LanguageModel,
     reference: LanguageModel | None,
 ) -> Tensor:
     """Return each loss position's weight, `[N]` float32 of 0 and 1.
@@ -39,6 +41,11 @@ def token_weights(
 
     Args:
         forward: calls the (wrapped) module.
+        teacher: the target as the draft sees it.
+
+    Raises:
+        ConfigError: positions are to be selected, and there is no reference draft.
+        RunError: the reference draft's logits are not finite.
     """
     weights = torch.ones(batch.response_tokens, device=batch.labels.device)
     fraction = module.config.select_fraction
@@ -49,6 +56,9 @@ def token_weights(
     ours = forward(batch, teacher, None, 1.0)
     if ours is None:
         return weights
+    if isinstance(batch.signal, HiddenSignal):  # the draft's teacher has the draft's columns alone
+        kept_ids = None if reference.kept_ids is None else reference.kept_ids.to(batch.labels.device)
+        teacher = teacher_view(module.mix, batch, target, kept_ids)
     try:
         theirs = token_values(reference, module, batch, teacher)
     except NonFiniteLogits as error:

@@ -166,7 +166,7 @@ class Trainer:
 
     def weighted(self, batch: TokenBatch) -> WeightedBatch:
         teacher = self.module.teacher(batch, self.target)
-        weights = token_weights(self.strategy.module, self.module, batch, teacher, self.reference)
+        weights = token_weights(self.strategy.module, self.module, batch, teacher, self.target, self.reference)
         return WeightedBatch(batch, teacher, weights, counted=weights)
 
     def _way_out(self) -> str:

@@ -104,7 +104,7 @@ class SideBySide:
                 sequence.failed_sources.add(source)
                 continue
             if foreseeing is None:
-                own = (Option(ANY, source=source),)
+                own: tuple[Option, ...] = (Option(ANY, source=source),)
             else:
                 own = self._healths[source].foresee(foreseeing, sequence)
             able += [each for each in own if each.limit]

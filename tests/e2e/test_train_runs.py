@@ -67,6 +67,17 @@ def test_on_policy_runs(distill: Any, tmp_path: Path, data_folder: Path, words: 
         assert {s.response_ids for s in fresh if s.source == "teacher"} <= {s.response_ids for s in recorded}
 
 
+def test_a_vocabulary_is_chosen_without_samples_in_the_cache(distill: Any, tmp_path: Path) -> None:
+    """An on-policy run has prompts and held-out answers alone, which another one takes from it."""
+    on_policy = ("data=draft", "data.refresh_prompts=8")
+    assert distill("train", *FAST[:-1], *on_policy, "hydra.run.dir=first").code == 0
+    assert not (tmp_path / "first" / "data" / "samples").exists()
+    outcome = distill("train", *FAST, *on_policy, "data.cache=first", "draft.vocabulary=100")
+    assert outcome.code == 0, outcome.err
+    record = json.loads((tmp_path / "run" / "draft" / "distillspec.json").read_text())
+    assert record["kept_vocabulary"] == 100
+
+
 def test_fresh_text_is_scored_once_where_a_signal_is_asked_for(distill: Any, tmp_path: Path, data_folder: Path) -> None:
     words = ("data=mixed", "data.signal=topk", "data.signal_entries=16", "data.refresh_prompts=8")
     outcome = distill("train", *FAST, *words, f"data.cache={data_folder}")

@@ -36,7 +36,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": {**SMALL, "head_dim": 8, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
     "mistral": {**SMALL, "sliding_window": WINDOW},
     "gemma2": {**SMALL, "head_dim": 8, "sliding_window": WINDOW, "attn_logit_softcapping": 2.0},
-    "gemma3_text": {**SMALL, "head_dim": 8, "sliding_window": WINDOW},
+    "gemma3_text": {**SMALL, "head_dim": 8, "sliding_window": WINDOW, "sliding_window_pattern": 2},
     "mixtral": {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2},
     "smollm3": {**SMALL, "no_rope_layer_interval": 2, "pad_token_id": 2},
     "gpt2": {

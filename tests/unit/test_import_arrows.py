@@ -105,6 +105,7 @@ SERVING_ARROWS: dict[str, set[str]] = {
         "models",
         "data",
         "training",
+        "sampling",
         "serving.online.state",
         "serving.online.log",
         "serving.online.pool",

@@ -52,3 +52,25 @@ def test_kept_answers_of_another_distribution_are_refused(
     monkeypatch.setattr("distillspec.commands.held_out.held_out_samples", lambda *args, **named: other)
     with pytest.raises(ConfigError, match=r"held-out answers in .* nats a token off .*; remove this folder"):
         prepare_held_out(settings, plain, target, folder, seed=0)
+
+
+def test_finished_answers_are_used_where_nothing_can_be_written(
+    target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = DataFolder(tmp_path)
+    held_out = tuple(Prompt(f"p{i}", (1, 20 + i, 30 + i)) for i in range(4))
+    folder.write_prompts(PromptSet((Prompt("t", (1, 9)),), held_out))
+    written = prepare_held_out(SETTINGS, GREEDY, target, folder, seed=0)
+    (place,) = (tmp_path / "held_out").iterdir()
+    before = {file.name: file.stat() for file in place.iterdir() if file.name != CHECKED}
+
+    def refuse(*args: object, **named: object) -> None:
+        raise AssertionError("there is nothing to write")
+
+    for function in ("data.shards.write_json", "data.shards.write_atomic", "generation.SlotGenerator.generate"):
+        monkeypatch.setattr(f"distillspec.{function}", refuse)
+    assert prepare_held_out(SETTINGS, GREEDY, target, folder, seed=0) == written
+    assert prepare_held_out(replace(SETTINGS, eval_prompts=2), GREEDY, target, folder, seed=0) == written[:2]
+    for name, old in before.items():
+        new = (place / name).stat()
+        assert (new.st_ino, new.st_mtime_ns) == (old.st_ino, old.st_mtime_ns)

@@ -1,7 +1,8 @@
-"""Lines printed during training, alone and in several processes."""
+"""Training alone and in several processes: lines that are printed, and memory that is shared."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,21 @@ import pytest
 from accelerate.state import AcceleratorState, PartialState
 
 from distillspec.commands import train, train_rank
-from distillspec.config import DataConfig, DraftConfig, TargetConfig, TrackerConfig, TrainCommand, TrainConfig
+from distillspec.config import (
+    DataConfig,
+    DraftConfig,
+    LauncherConfig,
+    TargetConfig,
+    TrackerConfig,
+    TrainCommand,
+    TrainConfig,
+)
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import PromptSet
 from distillspec.files import write_json
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.training.schedule import Progress
+from distillspec.training.state_store import GIB
 from distillspec.training.trainer import TrainResult
 from distillspec.types import Prompt, Sample
 
@@ -75,3 +85,27 @@ def test_ranks_do_not_repeat_what_the_launching_process_has_said(
     train_rank.run(tmp_path, rank)
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "")
+
+
+def test_ranks_share_the_memory_for_states_and_the_launching_process_takes_none(
+    target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms: list[float] = []
+
+    def ended(*args: Any, state_bytes: float) -> None:
+        rooms.append(state_bytes)
+        raise InterruptedError
+
+    monkeypatch.setattr(train, "prepare_folder", lambda *args: DataFolder(tmp_path))
+    monkeypatch.setattr(train, "prepare_samples", ended)
+    settings = replace(CONFIG.train, feature_gib=4.0)
+    alone = replace(CONFIG, draft=DraftConfig(kind="eagle"), data=DataConfig(), train=settings, resume=None)
+    spread = replace(alone, launcher=LauncherConfig("ddp", 2))
+    for attempt in (
+        lambda: train.run(alone, tmp_path),
+        lambda: train.run(spread, tmp_path),
+        lambda: train.prepare(spread, tmp_path, target),
+    ):
+        with pytest.raises(InterruptedError):
+            attempt()
+    assert rooms == [4 * GIB, 0, 2 * GIB]

@@ -1,15 +1,72 @@
-"""Choosing layers by acceptance."""
+"""Text that vocabulary and layers are chosen by, and choosing layers by acceptance."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from distillspec.commands.untrained import make_acceptance_probe
+from distillspec.commands.untrained import make_acceptance_probe, target_texts
+from distillspec.config import DataConfig
+from distillspec.data.folder import DataFolder
+from distillspec.data.prompts import PromptSet
+from distillspec.data.shards import ShardWriter
+from distillspec.generation import GENERATORS, SlotGenerator
 from distillspec.models import LanguageModel
-from distillspec.types import Sample
+from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy
 
 TEXT = [Sample("a", "d", (1, 20, 30), (40, 50, 60, 70))]
+PROMPTS = tuple(Prompt(f"p{i}", (1, 20 + i)) for i in range(9))
+
+
+class Backwards:
+    """A generator whose answers end in the reverse order of their requests."""
+
+    def __init__(self, inner: SlotGenerator) -> None:
+        self.inner = inner
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], policy: SamplingPolicy, **settings: Any
+    ) -> Iterator[tuple[int, Sample]]:
+        yield from sorted(self.inner.generate(requests, policy, **settings), key=lambda answer: -answer[0])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> DataFolder:
+    """A data folder with prompts alone, as an on-policy run leaves it."""
+    folder = DataFolder(tmp_path)
+    folder.write_prompts(PromptSet(PROMPTS, ()))
+    return folder
+
+
+def test_the_targets_answers_come_in_the_order_of_their_prompts(
+    target: LanguageModel, folder: DataFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short answers end first: the first few would be the shortest."""
+    monkeypatch.setitem(GENERATORS, "slots", lambda writer, *settings: Backwards(SlotGenerator(writer)))
+    answers = target_texts(DataConfig(max_new_tokens=4, refresh_prompts=6), target, folder, 0)
+    assert [(s.prompt_id, s.prompt_ids) for s in answers] == [(p.id, p.token_ids) for p in PROMPTS[:6]]
+
+
+def test_recorded_samples_come_in_the_order_of_their_prompts(target: LanguageModel, folder: DataFolder) -> None:
+    writer = ShardWriter(folder.samples, {"target": asdict(target.identity)}, shard_sequences=4)
+    for prompt in reversed(PROMPTS):
+        writer.add(Sample(prompt.id, prompt.domain, prompt.token_ids, (40, 2)))
+    writer.flush(complete=True)
+    recorded = target_texts(DataConfig(cache=str(folder.root)), target, folder, 0)
+    assert [s.prompt_id for s in recorded] == [p.id for p in PROMPTS]
+    assert {s.response_ids for s in recorded} == {(40, 2)}
+
+
+def test_the_target_answers_where_a_cache_has_prompts_alone(target: LanguageModel, folder: DataFolder) -> None:
+    config = DataConfig(cache=str(folder.root), max_new_tokens=4, refresh_prompts=3)
+    answers = target_texts(config, target, folder, 0)
+    assert [s.prompt_id for s in answers] == ["p0", "p1", "p2"]
+    assert {s.source for s in answers} == {"teacher"}
 
 
 def test_layers_are_told_apart_where_little_is_accepted(target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

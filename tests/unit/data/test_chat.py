@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from distillspec.data.chat import render_prompt, render_response, turn_end, user_turn_prefix
+from distillspec.errors import ConfigError
 from distillspec.models.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
+NO_END = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"  # a template that marks none
 
 
 def test_prompt_and_response_are_the_conversation_as_the_template_writes_it() -> None:
@@ -55,7 +59,30 @@ def test_a_response_ends_as_the_template_ends_a_turn() -> None:
 
 def test_a_template_that_marks_no_end_leaves_the_end_of_sequence() -> None:
     plain = tiny_tokenizer()
-    plain.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    plain.chat_template = NO_END
     assert render_response(plain, "Yes.")[-1] == plain.eos_token_id
     plain.chat_template = None
     assert render_response(plain, "Yes.")[-1] == plain.eos_token_id
+
+
+@pytest.mark.parametrize("template", [None, NO_END])
+def test_without_an_end_of_sequence_the_targets_stop_ids_stand_in(template: str | None) -> None:
+    bare = tiny_tokenizer()
+    bare.eos_token, bare.chat_template = None, template
+    assert render_response(bare, "Yes.", stop_ids=(0, 5))[-1] == 0
+    with pytest.raises(ConfigError, match="no end-of-sequence token, and its generation config no stop ids; set eos"):
+        turn_end(bare)
+
+
+def test_a_template_that_marks_the_end_needs_no_end_of_sequence() -> None:
+    bare = tiny_tokenizer()
+    bare.eos_token = None
+    assert render_response(bare, "Yes.")[-1] == TOKENIZER.eos_token_id
+
+
+def test_a_text_that_nothing_begins_is_refused() -> None:
+    bare = tiny_tokenizer()
+    bare.bos_token = bare.eos_token = bare.chat_template = None
+    assert user_turn_prefix(bare, stop_ids=(2,)) == (2,)
+    with pytest.raises(ConfigError, match="no end-of-sequence token"):
+        user_turn_prefix(bare)

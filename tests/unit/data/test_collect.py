@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from distillspec.config import DataConfig
-from distillspec.data.collect import fixed_samples, held_out_samples, sample_responses, score
+from distillspec.data.collect import fixed_samples, held_out_samples, sample_responses, score, with_writer_logprobs
 from distillspec.data.packing import collate
 from distillspec.data.selfprompt import usable, write_prompts
 from distillspec.data.shards import ShardWriter, read_samples
@@ -21,6 +22,7 @@ from distillspec.errors import ConfigError, RunError
 from distillspec.generation import SlotGenerator
 from distillspec.losses import HiddenTeacher
 from distillspec.models import LanguageModel
+from distillspec.models.tiny import tiny_tokenizer
 from distillspec.signals import HiddenSignal, SignalRequest
 from distillspec.types import Prompt, Sample, SamplingPolicy
 
@@ -42,7 +44,18 @@ class Stopping:
             yield item
 
 
-def collect(target: LanguageModel, folder: Path, generator: Any = None, **extra: Any) -> bool:
+class Counting:
+    """A generator that counts the requests of each call."""
+
+    def __init__(self, inner: SlotGenerator) -> None:
+        self.inner, self.counts = inner, list[int]()
+
+    def generate(self, requests: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[int, Sample]]:
+        self.counts.append(len(requests))
+        return self.inner.generate(requests, *args, **kwargs)
+
+
+def collect(target: LanguageModel, folder: Path, generator: Any = None, **extra: Any) -> int:
     return sample_responses(
         PROMPTS,
         generator or SlotGenerator(target, slots=4),
@@ -61,22 +74,39 @@ def tokens(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def test_an_interrupted_collection_ends_up_the_same(target: LanguageModel, tmp_path: Path) -> None:
-    assert collect(target, tmp_path / "whole")
+    assert collect(target, tmp_path / "whole") == 0
     with pytest.raises(KeyboardInterrupt):
         collect(target, tmp_path / "parts", Stopping(SlotGenerator(target, slots=3), after=5))
     assert len(tokens(tmp_path / "parts")) == 5
-    assert collect(target, tmp_path / "parts")
+    assert collect(target, tmp_path / "parts") == 0
     assert tokens(tmp_path / "parts") == tokens(tmp_path / "whole")
     assert len(tokens(tmp_path / "whole")) == len(PROMPTS)
 
 
 def test_a_deadline_keeps_answers_in_the_making_as_they_stand(target: LanguageModel, tmp_path: Path) -> None:
-    assert collect(target, tmp_path / "whole")
-    assert not collect(target, tmp_path / "cut", deadline=time.monotonic())
+    assert collect(target, tmp_path / "whole") == 0
+    assert collect(target, tmp_path / "cut", deadline=time.monotonic()) == 5
     whole, cut = tokens(tmp_path / "whole"), tokens(tmp_path / "cut")
     assert len(cut) == 4  # the first of four slots
     assert all(answer == whole[name][: len(answer)] for name, answer in cut.items())
     assert not any(sample.finished for sample in read_samples(tmp_path / "cut") if len(sample.response_ids) < 8)
+
+
+def test_lots_hold_the_same_answers_and_none_begins_after_the_deadline(target: LanguageModel, tmp_path: Path) -> None:
+    assert collect(target, tmp_path / "whole") == 0
+    generator = Counting(SlotGenerator(target, slots=4))
+    assert collect(target, tmp_path / "lots", generator, lot=4) == 0
+    assert generator.counts == [4, 4, 1]
+    assert tokens(tmp_path / "lots") == tokens(tmp_path / "whole")
+    assert collect(target, tmp_path / "cut", generator, lot=4, deadline=time.monotonic()) == 5
+    assert generator.counts[3:] == [4]
+
+
+def test_nothing_is_asked_for_where_every_prompt_is_answered(target: LanguageModel, tmp_path: Path) -> None:
+    assert collect(target, tmp_path) == 0
+    generator = Counting(SlotGenerator(target, slots=4))
+    assert collect(target, tmp_path, generator) == 0
+    assert generator.counts == []
 
 
 def test_scores_are_the_plain_forward_pass(target: LanguageModel) -> None:
@@ -126,6 +156,21 @@ def test_scoring_pads_little(target: LanguageModel, monkeypatch: pytest.MonkeyPa
     assert all(s.signal is not None and len(s.signal) == len(s.response_ids) for s in scored)
 
 
+def test_a_writers_log_probabilities_are_without_dropout(random_model: Callable[[str], LanguageModel]) -> None:
+    """As it drew the text. Between the steps of a run it is in training mode."""
+    plain = random_model("gpt2")
+    assert plain.model.config.resid_pdrop > 0
+    training = replace(plain, model=copy.deepcopy(plain.model).train())
+    ids = (40, 41, 42, 2)
+    (drawn,) = with_writer_logprobs([Sample("a", "d", (1, 30, 31), ids, source="draft")], training, POLICY)
+    logprobs = torch.log_softmax(plain.logits(torch.tensor([(1, 30, 31, *ids)]))[0, 2:-1], -1)
+    assert drawn.writer_logprobs is not None
+    torch.testing.assert_close(
+        drawn.writer_logprobs.float(), logprobs.gather(-1, torch.tensor(ids)[:, None])[:, 0], atol=1e-4, rtol=1e-4
+    )
+    assert all(module.training for module in training.model.modules())
+
+
 def test_fixed_responses_are_cut_and_say_so(target: LanguageModel) -> None:
     prompts = [Prompt("a", (1, 2), response="abcdef"), Prompt("b", (1, 2)), Prompt("c", (1,), response="ab")]
     samples = fixed_samples(prompts, target, max_new_tokens=4)
@@ -133,6 +178,21 @@ def test_fixed_responses_are_cut_and_say_so(target: LanguageModel) -> None:
     assert target.tokenizer.decode(samples[0].response_ids) == "abcd"
     assert target.tokenizer.decode(samples[1].response_ids) == "ab<|im_end|>"
     assert [s.finished for s in samples] == [False, True]
+
+
+def test_a_tokenizer_without_an_end_of_sequence_closes_and_pads_all_the_same(target: LanguageModel) -> None:
+    bare = tiny_tokenizer()
+    bare.eos_token = bare.chat_template = None
+    other = replace(target, tokenizer=bare)
+    prompts = [Prompt("a", (1, 2), response="abcdef"), Prompt("b", (1, 3), response="ab")]  # one is padded
+    samples = fixed_samples(prompts, other, max_new_tokens=9)
+    assert [s.response_ids[-1] for s in samples] == [2, 2]  # the target stops there
+    request = SignalRequest("topk", 6)
+    for one, wanted in zip(score(samples, other, request, 0), score(samples, target, request, 0), strict=True):
+        assert one.signal is not None
+        assert wanted.signal is not None
+        assert torch.equal(one.signal.ids, wanted.signal.ids)
+        assert torch.equal(one.signal.logprobs, wanted.signal.logprobs)
 
 
 def test_no_response_at_all_names_the_setting(target: LanguageModel) -> None:

@@ -83,6 +83,19 @@ def test_writing_goes_on_after_an_interruption(tmp_path: Path) -> None:
     assert ShardWriter(tmp_path, KEY, shard_sequences=3).complete
 
 
+def test_a_finished_folder_is_written_only_if_something_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, range(4))
+    finished = ShardWriter(tmp_path, KEY, shard_sequences=3)
+
+    def refuse(*args: object) -> None:
+        raise RunError("cannot write")
+
+    monkeypatch.setattr("distillspec.data.shards.write_json", refuse)
+    finished.flush(complete=True)
+    with pytest.raises(RunError, match="cannot write"):
+        finished.flush()  # it is finished no longer
+
+
 @pytest.mark.parametrize("damage", ["cut", "missing", "flip"])
 def test_a_damaged_shard_is_refused_when_read_and_made_again_when_written(tmp_path: Path, damage: str) -> None:
     write(tmp_path, range(8))

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, initialise_draft
-from distillspec.models.pruning import evenly_spaced, prune, select_by_acceptance
+from distillspec.models.pruning import evenly_spaced, only_layers, prune, select_by_acceptance
 from distillspec.models.target import wrap
 
 IDS = torch.tensor([[1, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120]])
@@ -62,28 +62,23 @@ def test_a_pruned_model_computes_what_its_layers_compute_in_the_target(kind: str
     """Sliding windows, rotary choices and the like must follow the layers they belong to."""
     target, keep = random_model(kind, torch.float64), [1, 2]
     draft = wrap(prune(target, keep).double(), target.tokenizer, "pruned").logits(IDS)
-    calls = select_by_acceptance_with(target, keep, lambda: target.logits(IDS))
-    torch.testing.assert_close(draft, calls, atol=1e-6, rtol=1e-6)
+    with only_layers(target, keep):
+        inside = target.logits(IDS)
+    torch.testing.assert_close(draft, inside, atol=1e-6, rtol=1e-6)
 
 
-def select_by_acceptance_with(target: LanguageModel, keep: list[int], measure):
-    """Return `measure`'s result while only the layers `keep` are in the target, per-layer settings included."""
-    kinds = ("layer_types", "no_rope_layers")
-    config = target.model.config
-    lists = {name: list(getattr(config, name)) for name in kinds if getattr(config, name, None)}
-    decoder, layers = target.decoder, list(target.layers)
-    name = "h" if hasattr(decoder, "h") else "layers"
-    try:
-        setattr(decoder, name, torch.nn.ModuleList([layers[i] for i in keep]))
-        config.num_hidden_layers = len(keep)
-        for key, values in lists.items():
-            setattr(config, key, [values[i] for i in keep])
-        return measure()
-    finally:
-        setattr(decoder, name, torch.nn.ModuleList(layers))
-        config.num_hidden_layers = len(layers)
-        for key, values in lists.items():
-            setattr(config, key, values)
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gemma3_text"])
+def test_layers_are_chosen_by_what_the_pruned_models_compute(kind: str, random_model) -> None:
+    """A layer behind one that was dropped keeps its own sliding window and rotary frequencies."""
+    target = random_model(kind, torch.float64)
+    before = target.model.config.to_dict()
+    measured: list[torch.Tensor] = []
+    select_by_acceptance(target, 3, lambda: measured.append(target.logits(IDS)) or 0.0)
+    assert len(measured) == 4
+    for drop, found in enumerate(measured):
+        pruned = wrap(prune(target, [i for i in range(4) if i != drop]).double(), target.tokenizer, "pruned")
+        torch.testing.assert_close(found, pruned.logits(IDS), atol=1e-6, rtol=1e-6)
+    assert target.model.config.to_dict() == before
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma3_text", "smollm3"])
@@ -142,6 +137,7 @@ def test_the_target_is_whole_again_when_measuring_fails(target: LanguageModel) -
     with pytest.raises(RuntimeError, match="probe"):
         select_by_acceptance(target, 2, fail)
     assert len(target.layers) == 4
+    assert target.model.config.num_hidden_layers == 4
 
 
 def test_greedy_dropping_goes_on_to_the_wanted_count(target: LanguageModel) -> None:

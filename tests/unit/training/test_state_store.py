@@ -12,7 +12,7 @@ from distillspec.config import TrainConfig
 from distillspec.models import LanguageModel
 from distillspec.models.features import read_states
 from distillspec.training.feed import SampleFeed
-from distillspec.training.state_store import StateStore
+from distillspec.training.state_store import GIB, StateStore, state_room
 from distillspec.types import RecordedStates, Sample, StateRequest
 
 IDS = (1, 3)
@@ -56,6 +56,14 @@ def test_it_says_what_it_takes(target: LanguageModel) -> None:
     assert StateStore(target, IDS, 1.0, "fp8").bytes_per_token == 2 * (width + 4)
     assert "kept in memory" in store.describe(SAMPLES)
     assert "others computed at each use" in StateStore(target, IDS, gib=1e-6).describe(SAMPLES)
+
+
+def test_the_processes_of_a_run_share_the_memory(target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distillspec.training.state_store.free_bytes", lambda device: 36 * GIB)
+    assert state_room(None) == pytest.approx(12 * GIB)
+    assert state_room(None, 3) == pytest.approx(4 * GIB)
+    assert state_room(6.0, 3) == 2 * GIB
+    assert StateStore(target, IDS, 6.0, processes=3).room == 2 * GIB
 
 
 def test_states_that_fit_are_computed_once(target: LanguageModel) -> None:
