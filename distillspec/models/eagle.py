@@ -35,7 +35,7 @@ class EagleDecoder(LlamaModel):
 
 
 class EagleLayer(LlamaDecoderLayer):
-    """Layer on `[embedding; state]`: its attention reads both, normed, and the residual is the state."""
+    """Decoder layer that reads embedding and state side by side. Its attention norms each, and adds to the state."""
 
     def __init__(self, config: LlamaConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

@@ -183,11 +183,11 @@ class TrainerLink:
         return [member for member in members if member in owners] or members
 
     def _is_short(self, member: str) -> bool:
-        registry = self._registry.of(member)
-        if self._state(member).quarantined:
+        registry, state = self._registry.of(member), self._state(member)
+        if state.quarantined:
             return False
         enough = enough_answers(self.settings.adapt, registry.judged_in_vain())
-        return (enough is not None and self._new(member) < enough) or bool(registry.versions("candidate"))
+        return (enough is not None and self._new(member, state) < enough) or bool(registry.versions("candidate"))
 
     def _has_work(self) -> bool:
         """Return True if something is to be judged, or half of the text for an update is there.
@@ -201,17 +201,18 @@ class TrainerLink:
     def _has_text(self, member: str) -> bool:
         if self._registry.of(member).versions("candidate"):
             return True
-        new = self._new(member)
+        state = self._state(member)
+        new = self._new(member, state)
         fewest = fewest_answers(self.settings.adapt, self._registry.of(member).judged_in_vain())
-        asked = self._control.asked > self._state(member).asked
+        asked = self._control.asked > state.asked
         return (new > 0 and asked) or (fewest is not None and 2 * new >= fewest)
 
     def _state(self, member: str) -> TrainerState:
         return TrainerState.read(self.layout.of(member).state)
 
-    def _new(self, member: str) -> int:
+    def _new(self, member: str, state: TrainerState) -> int:
         """Count the answers that a draft's next update would learn from."""
-        return log_of(member, self.replay, self._registry).count(after=self._state(member).cursor)
+        return log_of(member, self.replay, self._registry).count(after=state.cursor)
 
     def _report_quarantine(self, problem: str | None) -> None:
         if problem is not None and problem != self._reported:

@@ -11,7 +11,7 @@ from torch import Tensor
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.base.rows import ANY, Option
+from distillspec.serving.base.rows import ANY, NOTHING, Option
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.transfer import to_host
 from distillspec.serving.base.tree import DRAFT, DraftProbs, TokenTree
@@ -126,7 +126,7 @@ class DraftModel:
         """Return an option of no tokens for sequences that the draft does not read."""
         state = self.state(sequence.id)
         if state.skipped or not state.sound:
-            return (Option(0),)
+            return NOTHING
         unread = len(sequence.tokens) - state.computed if self.attends else 1
         at_once = self.runner.one_pass
         return (Option(self.most, unread_tokens=unread, source=self.source, at_once=at_once, wide=True),)
