@@ -4,28 +4,43 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+from torch import Tensor
 
 from distillspec.errors import RunError
 from distillspec.serving.base.backoff import Backoff
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import NOTHING, Option
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.proposers.base import EMPTY, Foresees, ProposalRequest, Proposer, ReadsOn, readers
+from distillspec.serving.decoding.windows import VerificationWindow
+from distillspec.serving.proposers.base import (
+    EMPTY,
+    Foresees,
+    ProposalRequest,
+    Proposer,
+    ReadsOn,
+    SeesLogits,
+    readers,
+)
 
 log = logging.getLogger(__name__)
 
 
 class DraftHealth:
-    """Failures of one proposer. A failure never ends a request: it only pauses what the proposer drafts.
+    """One proposer, and its failures. One never ends a request or a step: it only pauses what the proposer drafts.
 
     Args:
         name: of the proposer, for the log.
         sources: whose tokens it proposes, and that have failed for a row where it does.
     """
 
-    def __init__(self, name: str, sources: Iterable[str]) -> None:
-        self.name, self.sources = name, tuple(sources)
+    def __init__(self, proposer: Proposer | None, name: str, sources: Iterable[str]) -> None:
+        self.proposer, self.name, self.sources = proposer, name, tuple(sources)
+        # Asking protocols takes microseconds, too many for every row of every step.
+        self._foresees: Foresees | None = proposer if isinstance(proposer, Foresees) else None
+        self._sees: SeesLogits | None = proposer if isinstance(proposer, SeesLogits) else None
+        self._reads: ReadsOn | None = proposer if isinstance(proposer, ReadsOn) else None
         self._backoff = Backoff()
         self._logged: set[tuple[object, ...]] = set()  # kinds of failure
 
@@ -38,41 +53,70 @@ class DraftHealth:
         """Count a step."""
         self._backoff.step()
 
-    def ask(self, proposer: Proposer, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
+    def ask(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         """Return what the proposer proposes, empty trees where it raises."""
+        assert self.proposer is not None
         try:
-            proposals = proposer.propose(requests)
+            proposals = self.proposer.propose(requests)
             if len(proposals) != len(requests):
                 raise RunError(f"{len(proposals)} trees for {len(requests)} rows")
         except Exception as error:  # a failing draft must never end a request
-            self._failed(proposer, [request.sequence for request in requests], error)
+            self._failed([request.sequence for request in requests], error)
             return [EMPTY] * len(requests)
         self._backoff.succeeded()
         return proposals
 
-    def foresee(self, proposer: Foresees, sequence: SequenceState) -> tuple[Option, ...]:
-        """Return what the proposer foresees for a row, nothing where it raises."""
+    def foreseen(self, sequence: SequenceState, otherwise: tuple[Option, ...]) -> tuple[Option, ...]:
+        """Return what the proposer foresees for a row, nothing while it rests or where it raises.
+
+        Args:
+            otherwise: returned for a proposer that cannot foresee.
+        """
+        if self.paused:
+            sequence.failed_sources.update(self.sources)
+            return NOTHING
+        if self._foresees is None:
+            return otherwise
         try:
-            return proposer.foreseen(sequence)
+            return self._foresees.foreseen(sequence)
         except Exception as error:
-            self._failed(proposer, [sequence], error)
+            self._failed([sequence], error)
             return NOTHING
 
-    def read(self, proposer: ReadsOn, texts: Sequence[tuple[SequenceState, int]]) -> None:
-        """Let the proposer read on in texts."""
-        try:
-            proposer.read_on(texts)
-        except Exception as error:
-            self._failed(proposer, [sequence for sequence, _ in texts], error)
+    def read_on(self, texts: Sequence[tuple[SequenceState, int]]) -> None:
+        """Let a proposer that can read on in texts."""
+        if (reads := self._reads) is not None and not self.paused:
+            self._tell([sequence for sequence, _ in texts], lambda: reads.read_on(texts))
 
-    def _failed(self, proposer: object, sequences: Sequence[SequenceState], error: Exception) -> None:
+    def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
+        """Show a step's logits to a proposer that learns from them."""
+        if (sees := self._sees) is not None:
+            self._tell([window.sequence for window in windows], lambda: sees.see(windows, logits))
+
+    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
+        """Tell the proposer which nodes of a row's tree were accepted."""
+        if (proposer := self.proposer) is not None:
+            self._tell([sequence], lambda: proposer.committed(sequence, tree, path))
+
+    def leave_slot(self, sequence: SequenceState) -> None:
+        """Tell the proposer that a sequence has left its slot."""
+        if (proposer := self.proposer) is not None:
+            self._tell([sequence], lambda: proposer.leave_slot(sequence))
+
+    def _tell(self, sequences: Sequence[SequenceState], call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._failed(sequences, error)
+
+    def _failed(self, sequences: Sequence[SequenceState], error: Exception) -> None:
         """Pause, longer after each failure in a row, and reset the proposer's state of these rows.
 
         Each place in the code that raises is logged once.
         """
         steps = self._backoff.failed()
         for sequence in sequences:
-            for reader in readers(proposer):
+            for reader in readers(self.proposer):
                 reader.distrust(sequence)
             sequence.failed_sources.update(self.sources)
         place = traceback.extract_tb(error.__traceback__)[-1]

@@ -16,11 +16,8 @@ from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.proposers.base import (
     EMPTY,
-    Foresees,
     ProposalRequest,
     Proposer,
-    ReadsOn,
-    SeesLogits,
     forget_answers,
     keeps_answers,
     most_nodes,
@@ -49,13 +46,13 @@ class SideBySide:
         self.proposers = dict(proposers)
         self.seconds: dict[str, float] = {}
         self.clock: Callable[[], float] = time.perf_counter
-        self._healths = {source: DraftHealth(source, [source]) for source in proposers}
+        self._healths = {source: DraftHealth(proposer, source, [source]) for source, proposer in proposers.items()}
         self._resolve()
 
     def put(self, source: str, proposer: Proposer) -> None:
         """Let another proposer draft for a source, new or not, between steps. The old one's memory is freed."""
         release_memory(self.proposers.get(source))
-        self.proposers[source], self._healths[source] = proposer, DraftHealth(source, [source])
+        self.proposers[source], self._healths[source] = proposer, DraftHealth(proposer, source, [source])
         self._resolve()
 
     def remove(self, source: str) -> None:
@@ -79,46 +76,38 @@ class SideBySide:
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         found: dict[tuple[int, str], TokenTree] = {}
         self.seconds = {}
-        for source, proposer in self.proposers.items():
+        for source, health in self._healths.items():
             own = {row: request.of_source(source) for row, request in enumerate(requests)}
             asked = {row: request for row, request in own.items() if request.trees}
             if not asked:
                 continue
             started = self.clock()
-            trees = self._healths[source].ask(proposer, list(asked.values()))
+            trees = health.ask(list(asked.values()))
             self.seconds[source] = self.clock() - started
             found.update({(row, source): tree for row, tree in zip(asked, trees, strict=True)})
         sources = [[tree.source for tree in request.trees] for request in requests]
         return [merged([found.get((row, source), EMPTY) for source in own]) for row, own in enumerate(sources)]
 
     def read_ahead(self, texts: Sequence[tuple[str, SequenceState, int]]) -> None:
-        for source, proposer in self.proposers.items():
-            own = [(sequence, tokens) for name, sequence, tokens in texts if name == source]
-            if own and isinstance(proposer, ReadsOn) and not self._healths[source].paused:
-                self._healths[source].read(proposer, own)
+        for source, health in self._healths.items():
+            if own := [(sequence, tokens) for name, sequence, tokens in texts if name == source]:
+                health.read_on(own)
 
     def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
         able, none = list[Option](), NOTHING
-        for source, foreseeing in self._foresees.items():
-            if self._healths[source].paused:
-                sequence.failed_sources.add(source)
-                continue
-            if foreseeing is None:
-                own: tuple[Option, ...] = (Option(ANY, source=source),)
-            else:
-                own = self._healths[source].foresee(foreseeing, sequence)
-            able += [each for each in own if each.limit]
-            none = own
+        for source, health in self._healths.items():
+            none = health.foreseen(sequence, (Option(ANY, source=source),))
+            able += [each for each in none if each.limit]
         return tuple(able) or none
 
     def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
         """Pass it on to those that learn from logits."""
-        for proposer in self._see:
-            proposer.see(windows, logits)
+        for health in self._healths.values():
+            health.see(windows, logits)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
-        for proposer in self.proposers.values():
-            proposer.committed(sequence, tree, path)
+        for health in self._healths.values():
+            health.committed(sequence, tree, path)
 
     @property
     def caches(self) -> Sequence[SlotCache]:
@@ -129,8 +118,8 @@ class SideBySide:
             reader.enter_slot(sequence, prefix)
 
     def leave_slot(self, sequence: SequenceState) -> None:
-        for proposer in self.proposers.values():
-            proposer.leave_slot(sequence)
+        for health in self._healths.values():
+            health.leave_slot(sequence)
 
     def distrust(self, sequence: SequenceState) -> None:
         for reader in self._readers:
@@ -160,8 +149,4 @@ class SideBySide:
 
     def _resolve(self) -> None:
         """Ask protocols once: it takes microseconds, too many for every row of every step."""
-        self._foresees = {
-            source: proposer if isinstance(proposer, Foresees) else None for source, proposer in self.proposers.items()
-        }
-        self._see = [proposer for proposer in self.proposers.values() if isinstance(proposer, SeesLogits)]
         self._readers = [reader for proposer in self.proposers.values() for reader in readers(proposer)]

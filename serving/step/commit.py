@@ -19,7 +19,8 @@ from distillspec.serving.base.transfer import rows_of, to_device
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.decoding.verification import TreeVerdict
 from distillspec.serving.decoding.windows import Judgement, VerificationWindow
-from distillspec.serving.proposers.base import Proposer, versions_of
+from distillspec.serving.proposers.base import versions_of
+from distillspec.serving.proposers.draft_health import DraftHealth
 from distillspec.serving.sequences.manager import SequenceManager
 
 NOT_FINITE = "the target's logits are not finite (NaN or infinity) for this request"
@@ -78,7 +79,7 @@ class Committer:
         windows: Sequence[VerificationWindow],
         judgements: Sequence[Judgement],
         logits: Tensor,
-        proposer: Proposer | None,
+        proposer: DraftHealth,
         now: float,
     ) -> tuple[RowResult, ...]:
         """Write every verdict into its sequence and finish those that have ended.
@@ -92,7 +93,7 @@ class Committer:
         """
         results = []
         emissions: list[Emission] = []
-        versions = versions_of(proposer)
+        versions = versions_of(proposer.proposer)
         rows = _judging_rows(windows, judgements)
         logprobs = _logprobs(windows, judgements, rows, logits)
         for place, (window, judgement) in enumerate(zip(windows, judgements, strict=True)):
@@ -117,14 +118,14 @@ class Committer:
                 self.sequences.finish(window.sequence, now)
         return tuple(results)
 
-    def _retry_without_draft(self, window: VerificationWindow, proposer: Proposer | None) -> RowResult:
+    def _retry_without_draft(self, window: VerificationWindow, proposer: DraftHealth) -> RowResult:
         """End speculation for a row with NaN. A drafted token may be the cause, so the next step reads none."""
         sequence = window.sequence
         sequence.speculates = False
         sequence.failed_sources.update([group.source for group in window.tree.groups])
         self.cache.clear(sequence.held_slot, sequence.computed)
-        if proposer is not None:  # it has read the newest token, and another draft may be put in its place
-            proposer.committed(sequence, window.tree, ())
+        # It has read the newest token, and another draft may be put in its place.
+        proposer.committed(sequence, window.tree, ())
         return _result(window, (), 0)
 
     def _fail(self, window: VerificationWindow) -> RowResult:
@@ -141,7 +142,7 @@ class Committer:
         window: VerificationWindow,
         verdict: TreeVerdict,
         logprobs: Sequence[TokenLogprob],
-        proposer: Proposer | None,
+        proposer: DraftHealth,
     ) -> RowResult:
         """Append the accepted tokens and the target's own to the sequence, or keep its candidates for that one."""
         sequence, tree, path = window.sequence, window.tree, verdict.path
@@ -153,9 +154,8 @@ class Committer:
         judged = emitted + bool(verdict.others and sequence.finish_reason is None)
         result = _result(window, path, emitted, judged)
         sequence.logprobs += logprobs[: result.emitted]
-        self.sequences.deltas.append(delta(sequence, before, text))  # first: a proposer of one's own may raise
-        if proposer is not None:
-            proposer.committed(sequence, tree, path)
+        self.sequences.deltas.append(delta(sequence, before, text))
+        proposer.committed(sequence, tree, path)
         return result
 
     def _keep_path(self, window: VerificationWindow, verdict: TreeVerdict, device: torch.device) -> None:

@@ -23,11 +23,9 @@ from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import (
     EMPTY,
     CountsSteps,
-    Foresees,
     ProposalRequest,
     Proposer,
     ReadsAhead,
-    SeesLogits,
     TimesMembers,
     most_nodes,
     readers,
@@ -100,10 +98,8 @@ class ModelExecutor:
         self.sequences.forgive_failures()
 
     def _set(self, proposer: Proposer | None) -> None:
-        self.proposer, self._health = proposer, DraftHealth("the proposer", versions_of(proposer))
+        self.proposer, self._health = proposer, DraftHealth(proposer, "the proposer", versions_of(proposer))
         # Asking protocols takes microseconds, too many for every row of every step.
-        self._foresees = proposer if isinstance(proposer, Foresees) else None
-        self._sees: SeesLogits | None = proposer if isinstance(proposer, SeesLogits) else None
         self._counts: CountsSteps | None = proposer if isinstance(proposer, CountsSteps) else None
         self._ahead: ReadsAhead | None = proposer if isinstance(proposer, ReadsAhead) else None
         self._times: TimesMembers | None = proposer if isinstance(proposer, TimesMembers) else None
@@ -115,12 +111,7 @@ class ModelExecutor:
             self._counts.begin_step()
 
     def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
-        if self.proposer is None:
-            return NOTHING
-        if self._health.paused:
-            sequence.failed_sources.update(self._health.sources)
-            return NOTHING
-        return ANYTHING if self._foresees is None else self._health.foresee(self._foresees, sequence)
+        return NOTHING if self.proposer is None else self._health.foreseen(sequence, ANYTHING)
 
     def most_nodes(self, depth: int) -> int:
         return most_nodes(self.proposer, depth)
@@ -135,9 +126,8 @@ class ModelExecutor:
         windows = [window for part in judged for window in part.windows]
         judgements = [judgement for part in judged for judgement in part.judgements]
         logits = judged[0].logits if len(judged) == 1 else torch.cat([part.logits for part in judged])
-        if self._sees is not None:
-            self._sees.see(windows, logits)
-        results = self.committer.commit(windows, judgements, logits, self.proposer, work.timer.now)
+        self._health.see(windows, logits)
+        results = self.committer.commit(windows, judgements, logits, self._health, work.timer.now)
         self._batches.observe(drafting, len(logits), work.timer.total_s)
         return results
 
@@ -172,8 +162,7 @@ class ModelExecutor:
             reader.enter_slot(sequence, prefix)
 
     def leave_slot(self, sequence: SequenceState) -> None:
-        if self.proposer is not None:
-            self.proposer.leave_slot(sequence)
+        self._health.leave_slot(sequence)
 
     def copy(self, moves: Sequence[Move]) -> None:
         for cache in self._caches() if moves else ():
@@ -215,7 +204,7 @@ class ModelExecutor:
             return [EMPTY] * len(pairs)
         if self._times is not None:
             self._times.clock = work.timer.clock
-        proposals = self._health.ask(self.proposer, requests)
+        proposals = self._health.ask(requests)
         if self._times is not None:
             work.timer.add_drafted(self._times.seconds)
         found = iter(proposals)

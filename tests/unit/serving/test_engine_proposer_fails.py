@@ -19,6 +19,7 @@ from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.ngram import Ngram
+from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.step.output import StepOutput
 
 from .conftest import MakeEngine, hf_greedy, prompts
@@ -251,3 +252,36 @@ def test_a_proposer_that_cannot_foresee_only_pauses(
     assert "failed (ZeroDivisionError: float division by zero)" in told
     drafted = sum(output.stats.proposed for output in done.values())
     assert drafted > 20 if "draft_model" in proposer else drafted == 0  # the others go on
+
+
+@pytest.mark.parametrize("call", ["committed", "leave_slot"])
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_proposer_that_raises_when_it_is_told_of_a_step_only_pauses(
+    target: LanguageModel,
+    draft: LanguageModel,
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    beside: bool,
+) -> None:
+    wanted = [hf_greedy(target, prompt, 40) for prompt in prompts(2)]
+    engine = make_engine(draft, speculation_length=2)
+    alone = drafts_of(engine)
+    if beside:
+        engine.use_proposer(SideBySide({DRAFT: alone, "ngram": Ngram()}))
+    told = getattr(alone, call)
+    calls = 0
+
+    def failing(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        told(*args)
+        if calls == 1:
+            raise RuntimeError("a device was lost")
+
+    monkeypatch.setattr(alone, call, failing)
+    done = run(engine, prompts(2), SamplingParams(temperature=0.0, max_tokens=40))
+    assert [list(done[str(i)].token_ids) for i in range(2)] == wanted
+    assert calls > 1
+    again = run(engine, prompts(2), SamplingParams(temperature=0.0, max_tokens=40))
+    assert sum(output.stats.proposed for output in again.values()) > 0, "it is asked again"
