@@ -7,16 +7,7 @@ from typing import NamedTuple
 from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.control.allocation import Allocation
-
-NO_TREE = TreeShape()
-
-
-class Drafted(NamedTuple):
-    """The best tree of one source for one row, at a price."""
-
-    tokens: float = 0.0  # expected to be accepted, where no node that it is behind is
-    seconds: float = 0.0  # with its share of the target's pass
-    shape: TreeShape = NO_TREE
+from distillspec.serving.control.grown_trees import NO_TREE
 
 
 class Offer(NamedTuple):

@@ -10,21 +10,26 @@ Costs are a row's share of a step in which all rows draft alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy
 
+from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation
 from distillspec.serving.control.candidates import Candidates, chains
-from distillspec.serving.control.offers import Chosen, Drafted, Offer, PricedPlan
+from distillspec.serving.control.grown_trees import Drafted, SharedPasses, grow, within
+from distillspec.serving.control.offers import Chosen, Offer, PricedPlan
 from distillspec.serving.control.reading import steps_to_pay
 from distillspec.serving.costs.latency import LatencyModel
 
-FEWEST = 4  # nodes over which the cost of one is taken
-STOP = 0.5  # share of its cost below which a node, and those after it, are not looked at
+FEWEST = 4  # nodes of a row over which the cost of one is taken
+ROUNDS, CLOSE = 3, 0.02  # in which a price is looked for, and how near it is to be to the goodput that it leads to
 EXPLORED = 0.5  # plain steps that reading a text may take, so that its draft is explored
 NOTHING = float("-inf")  # value of what cannot be drafted
+
+Key = tuple[str, str, int, bool]  # of a tree: sequence, source, match, and whether it is behind likely nodes
 
 
 class PriceList:
@@ -50,14 +55,18 @@ class PriceList:
         self.count, self.acceptance, self.latency = max(1, len(rows)), acceptance, latency
         self.context = sum([row.context_tokens for row in rows])
         self.most, self.nodes = most, chains(most) if trees is None else trees
-        self.node_s = self._nodes_s(0, FEWEST) / FEWEST
+        table, few = latency.target, self.count * FEWEST
+        self.node_s = (table.seconds(0, self.count + few) - table.seconds(0, self.count)) / few
         self._free_s = latency.draft_free_s / self.count
-        self._drafted: dict[tuple[str, str, int, bool], Drafted] = {}
+        self._rows = tuple(rows)
+        self._drafted: dict[Key, Drafted] = {}
         plain = self.plain(rows).goodput
         self.price = max(price, plain)
-        found = self.plan(rows).allocation
-        if abs(found.goodput - self.price) > 0.02 * self.price:
-            self.price = max(found.goodput, plain)
+        for _ in range(ROUNDS):
+            goodput = max(self.plan(rows).allocation.goodput, plain)
+            if abs(goodput - self.price) <= CLOSE * self.price:
+                break
+            self.price = goodput
             self._drafted.clear()
 
     def plain(self, rows: Sequence[RowView]) -> Allocation:
@@ -68,6 +77,7 @@ class PriceList:
 
     def plan(self, rows: Sequence[RowView], *, second: bool = False) -> PricedPlan:
         """Return the best plan at the price. `second`: of each row's sources, the second best one."""
+        self._rows = tuple(rows)
         explored = self._explored(rows) if second else set[str]()
         offers = list(map(self._offers, rows))
         pairs = list(zip(rows, offers, strict=True))
@@ -84,7 +94,7 @@ class PriceList:
         chosen = self._trimmed(wished)
         context = sum([row.context_tokens for row in rows])
         nodes = [each.shape.nodes + each.joined for each in chosen]
-        drafting_s = self._drafting_s(chosen, context)
+        drafting_s = self._drafting_s(chosen)
         seconds = self.latency.target.seconds(context, len(rows) + sum(nodes), len(rows)) + drafting_s
         tokens = len(rows) + sum([each.tokens for each in chosen])
         return PricedPlan(chosen, Allocation(numpy.array(nodes), tokens, max(seconds, 1e-9), None, drafting_s))
@@ -123,53 +133,66 @@ class PriceList:
         return Offer(value, option._replace(likely=kept), kept.shape, tokens)
 
     def _tree(self, row: RowView, option: Option) -> Offer:
-        """Return a source's tree of the highest value, the first one found for the row."""
-        key = (row.sequence_id, option.source, option.match, option.likely is not None)
-        own, before = self._drafted.get(key), 0 if option.likely is None else len(option.likely.chances)
-        if own is None or own.shape.depth > option.limit or own.shape.nodes > self._room(before):
-            own = self._drafted[key] = self._grown(row, option, before)
+        """Return a source's tree for a row, the first one found for it. Those of all its rows are grown together."""
+        key = _key(row, option)
+        own = self._drafted.get(key)
+        if own is None:
+            self._grow(option)
+            own = self._drafted.get(key)
+        if own is None or own.shape.depth > option.limit or own.shape.nodes > self._room(option):
+            own = self._drafted[key] = self._grown([row], [option])[0]
         if not own.shape.depth:
             return Offer(NOTHING, option)
         tokens = own.tokens if option.likely is None else own.tokens * option.likely.missed
         seconds = own.seconds + self._reading_s(option) / steps_to_pay(row.left, 1 + own.tokens)
         return Offer(tokens - self.price * seconds, option, own.shape, tokens)
 
+    def _grow(self, like: Option) -> None:
+        """Grow the trees of a source, alone or behind likely nodes, for all rows of the step."""
+        joined = like.drafted_by_model and like.likely is not None
+        found = [(row, own) for row in self._rows for own in row.options if _is_like(own, like)]
+        pairs = [(row, own._replace(likely=self._likely(row)) if joined else own) for row, own in found]
+        pairs = [(row, own) for row, own in pairs if own.likely is not None or not joined]
+        if not pairs:
+            return
+        rows, options = zip(*pairs, strict=True)
+        for row, option, tree in zip(rows, options, self._grown(rows, options), strict=True):
+            self._drafted[_key(row, option)] = tree
+
+    def _likely(self, row: RowView) -> LikelyNodes | None:
+        """Return the named nodes that a draft's tree would be behind."""
+        named = [self._named(option) for option in row.options if option.limit and _names(option)]
+        return next((offer.option.likely for offer in named if offer.value > NOTHING), None)
+
+    def _grown(self, rows: Sequence[RowView], options: Sequence[Option]) -> tuple[Drafted, ...]:
+        """Return the best trees of one source for some rows, as if it drafted alike for all that it can draft for."""
+        first, nodes = options[0], self.nodes if any(option.wide for option in options) else chains(self.nodes.depth)
+        chances = self.acceptance.of_rows(list(map(RowView.with_option, rows, options)))
+        gains = nodes.survival(numpy.minimum.accumulate(chances, 2))  # siblings are tried in turn
+        limits = numpy.array([option.limit for option in options])
+        gains *= nodes.depths <= limits[:, None]
+        if not all(option.wide for option in options):
+            gains *= nodes.spine | numpy.array([option.wide for option in options])[:, None]
+        before = [0 if option.likely is None else len(option.likely.chances) for option in options]
+        able = [row for row in self._rows if any(_is_like(own, first) for own in row.options)]
+        every = max(len(able), len(rows))
+        context = self.context / self.count * every
+        latency = self.latency.of_draft(first.at_once, first.source)
+        if not first.drafted_by_model:
+            latency = replace(latency, draft=None, draft_free_s=self._free_s * every)
+        share = len(rows) / every
+        tokens = self.count + sum(before) / share
+        passes = SharedPasses.of(latency, nodes.depth, gains.size, every, tokens, context, share)
+        missed = numpy.array([1.0 if option.likely is None else option.likely.missed for option in options])
+        return grow(nodes, within(gains, list(map(self._room, options))), missed, passes, self.price)
+
     def _reading_s(self, option: Option) -> float:
         """Return the seconds in which a draft reads a text that it is far behind in."""
         return self.latency.reading_s(option.unread_tokens, option.source) if option.drafted_by_model else 0.0
 
-    def _room(self, before: int) -> int:
-        """Return the most nodes of a draft's tree behind so many others: the engine reserves places for a tree's."""
-        return max(self.most, len(self.nodes) - before)
-
-    def _grown(self, row: RowView, option: Option, before: int) -> Drafted:
-        """Return the tree with the best number of levels and, of its nodes, the likeliest that pay together."""
-        room = self._room(before)
-        missed = 1.0 if option.likely is None else option.likely.missed
-        nodes = self.nodes if option.wide else chains(self.nodes.depth)
-        gains = nodes.survival(self.acceptance.of_rows([row.with_option(option)]))[0]
-        order = nodes.best_first(gains)
-        best, value, kept = Drafted(), 0.0, list[int]()
-        for levels in range(1, min(option.limit, nodes.depth) + 1):
-            pass_s, tokens, taken = self._pass_s(option, levels), 0.0, list[int]()
-            for node, gain in order:
-                if missed * gain <= STOP * self.price * self.node_s or len(taken) == room:
-                    break
-                if nodes.depths[node] > levels:
-                    continue
-                taken.append(node)
-                tokens += gain
-                seconds = pass_s + self._nodes_s(before, len(taken))
-                if missed * tokens - self.price * seconds > value:
-                    best, value, kept = Drafted(tokens, seconds), missed * tokens - self.price * seconds, list(taken)
-        if not kept:
-            return best
-        return best._replace(shape=nodes.shape(numpy.bincount(kept, minlength=len(nodes)) > 0))
-
-    def _nodes_s(self, before: int, count: int) -> float:
-        """Return a row's share of the seconds that so many nodes of each row add, behind `before` others of each."""
-        first, table = self.count * (1 + before), self.latency.target
-        return (table.seconds(0, first + self.count * count) - table.seconds(0, first)) / self.count
+    def _room(self, option: Option) -> int:
+        """Return the most nodes of a draft's tree: the engine reserves places for a tree's, likely nodes included."""
+        return max(self.most, len(self.nodes) - (0 if option.likely is None else len(option.likely.chances)))
 
     def _trimmed(self, chosen: Sequence[Chosen]) -> tuple[Chosen, ...]:
         """Return the rows with as many likely nodes as pay by the target's table, in which further ones may jump."""
@@ -191,26 +214,16 @@ class PriceList:
         counts = [sum([chance >= least for chance in own]) for own in likely]
         return tuple(map(Chosen.first, chosen, counts))
 
-    def _pass_s(self, option: Option, levels: int) -> float:
-        """Return a row's share of the passes that draft so many levels."""
-        own = self.latency.of_draft(option.at_once, option.source)
-        if not option.drafted_by_model or own.draft is None:
-            return self._free_s
-        return own.loop_s(self.count, self.context, levels) / self.count
-
-    def _drafting_s(self, chosen: Sequence[Chosen], context: int) -> float:
+    def _drafting_s(self, chosen: Sequence[Chosen]) -> float:
         """Return the seconds of all drafting."""
-        levels: dict[tuple[bool, str], list[int]] = {}
-        free = False
+        drafting: dict[tuple[bool, str], list[Chosen]] = {}
         for each in chosen:
             if each.drafts:
-                levels.setdefault((each.row.at_once, each.row.source), []).append(each.shape.depth)
-            free |= each.row.likely is not None
-        seconds = self.latency.draft_free_s * free
-        for (at_once, source), depths in levels.items():
-            own = self.latency.of_draft(at_once, source)
-            mean = context / len(chosen) * len(depths)
-            seconds += own.loop_s(len(depths), mean, max(depths)) if own.draft is not None else 0.0
+                drafting.setdefault((each.row.at_once, each.row.source), []).append(each)
+        seconds = self.latency.draft_free_s * any(each.row.likely is not None for each in chosen)
+        for (at_once, source), own in drafting.items():
+            work = [(each.row.context_tokens, each.shape.reads) for each in own]
+            seconds += self.latency.of_draft(at_once, source).trees_s(work)
         return seconds
 
 
@@ -227,6 +240,14 @@ def _chosen(row: RowView, offers: Sequence[Offer], *, second: bool = False, draf
         return Chosen(row._replace(others=(), likely=None))
     best = found[place]
     return Chosen(row.with_option(best.option), best.shape, best.tokens, max(0.0, best.value - without))
+
+
+def _key(row: RowView, option: Option) -> Key:
+    return row.sequence_id, option.source, option.match, option.likely is not None
+
+
+def _is_like(option: Option, other: Option) -> bool:
+    return option.limit > 0 and option.source == other.source and option.drafted_by_model == other.drafted_by_model
 
 
 def _names(option: Option) -> bool:

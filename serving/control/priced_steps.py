@@ -12,9 +12,10 @@ from distillspec.serving.base.rows import BatchView, RowView, is_joined
 from distillspec.serving.control.allocation import Allocation
 from distillspec.serving.control.candidates import Candidates
 from distillspec.serving.control.decision import Decision, Known, Mode, catch_up_s
+from distillspec.serving.control.grown_trees import NO_TREE
 from distillspec.serving.control.held_plan import HELD
 from distillspec.serving.control.named_rest import NamedRest
-from distillspec.serving.control.offers import NO_TREE, PricedPlan
+from distillspec.serving.control.offers import PricedPlan
 from distillspec.serving.control.priced import PriceList
 
 # What is never tried is not known: after so many price lists rows take the second best of their sources for a step.

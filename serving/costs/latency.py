@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from operator import mul
 from typing import NamedTuple
 
 from distillspec.errors import ConfigError
@@ -83,6 +85,20 @@ class LatencyModel:
         further_s = self.draft.per_context * work.context + self.draft.per_row * work.rows
         further_s += self.draft.first if work.passes else 0.0
         return further_s + sum([self.draft.seconds(0, tokens) for tokens in work.passes])
+
+    def trees_s(self, work: Sequence[tuple[int, Sequence[int]]]) -> float:
+        """Return the seconds of all draft passes of trees.
+
+        Args:
+            work: of each row the cached tokens, and the nodes that the draft reads at each level.
+        """
+        contexts, reads = zip(*work, strict=True)
+        depths = list(map(len, reads))
+        if self.draft is None or self.at_once:
+            return self.draft_s(contexts, depths)
+        further_s = self.draft.first + self.draft.per_row * sum(depths)
+        further_s += self.draft.per_context * sum(map(mul, contexts, depths))
+        return further_s + sum([self.draft.seconds(0, sum(level)) for level in zip_longest(*reads, fillvalue=0)])
 
     def catch_up_s(self, unread_tokens: Sequence[int]) -> float:
         """Return the seconds of catch-up prefill of rows that draft, by their unread tokens."""

@@ -34,6 +34,17 @@ def test_draft_passes_shrink_with_their_rows() -> None:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
+def test_trees_cost_what_the_draft_reads_of_them(at_once: bool) -> None:
+    latency = LatencyModel(
+        CostTable.line(0, 0, 0), CostTable(((1.0, 1.0), (2.0, 1.5)), 0.5, 0.25, 4.0), at_once=at_once
+    )
+    chains = [(5, (1, 1, 1)), (6, (1,))]
+    assert latency.trees_s(chains) == latency.draft_s([5, 6], [3, 1])
+    if not at_once:
+        assert latency.trees_s([(5, (1, 2))]) == latency.trees_s([(5, (1, 1))]) + 0.5
+
+
+@pytest.mark.parametrize("at_once", [False, True])
 def test_a_first_pass_takes_longer_than_the_others(at_once: bool) -> None:
     plain, draft = (CostTable.rising(((1.0, 1.0), (2.0, 1.5)), first=first) for first in (0.0, 4.0))
     dear, cheap = (LatencyModel(CostTable.line(0, 0, 0), own, at_once=at_once) for own in (draft, plain))
