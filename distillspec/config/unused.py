@@ -32,6 +32,14 @@ OF_LEARNING = (
     *("loss", "loss.*", "tracker.*", "replay.*", "adapt.*", "gate.*"),
     *("online.folder", "online.metrics_s", "online.keep_versions"),
 )
+OF_THE_TRAINER = (  # of the online trainer, whatever process it runs in
+    *("loss", "loss.*", "tracker", "tracker.*", "gate.evidence", "gate.max_gamma"),
+    *("adapt.mode", "adapt.positions", "adapt.accepted_weight", "adapt.replay_share", "adapt.offline"),
+    *("adapt.offline_share", "adapt.tenant_share", "adapt.lora_rank", "adapt.vocabulary", "adapt.epochs"),
+    *("adapt.max_steps", "adapt.learning_rate", "adapt.batch_tokens", "adapt.row_tokens", "adapt.clip_norm"),
+    *("adapt.max_bad_steps", "adapt.max_bad_updates", "adapt.niceness", "adapt.threads", "adapt.device"),
+    *("adapt.gpu_memory_share", "adapt.busy_share"),
+)
 OF_THE_TRACE = (
     "workload.rates",
     "workload.prompt_tokens",
@@ -182,11 +190,22 @@ RULES = (
         LEARNING,
         unless="online=off",  # service files switch learning off and on with this one word
     ),
+    Rule(
+        OF_THE_TRAINER,
+        lambda c: not isinstance(c, ServeCommand) or c.online.mode != "decoupled",
+        "online=on; with online=decoupled give it to distill adapt",
+    ),
+    Rule(
+        ("online.keep_versions", "online.metrics_s", "online.mode", "online"),
+        lambda c: not isinstance(c, ReplayCommand | VersionsCommand),
+        "distill serve; distill versions action=gc takes keep=N",
+    ),
     Rule(("tracker",), lambda c: _learns_online(c) or c.tracker.kind == "none", LEARNING, unless="online=off"),
     *_of_choices(PROPOSERS, "engine", "engine.proposer", _proposers),
     Rule(("engine.selection", "engine.selection_options.*"), lambda c: bool(getattr(c, "drafts", ())), "drafts=[A,B]"),
     *_of_choices(CONTROLLERS, "engine", "engine.controller", lambda c: [c.engine.controller]),
     Rule(("adapt.accepted_weight",), lambda c: c.adapt.positions == "weighted", "adapt.positions=weighted"),
+    Rule(("adapt.offline",), lambda c: c.adapt.offline_share > 0, "adapt.offline_share, as in adapt.offline_share=0.2"),
     Rule(("adapt.replay_share",), lambda c: c.adapt.mode == "replay", "adapt.mode=replay"),
     Rule(("adapt.busy_share", "max_updates"), lambda c: not isinstance(c, AdaptCommand) or not c.once, "once=false"),
     Rule(("bench.timeout_s", "key_env"), lambda c: not isinstance(c, BenchCommand) or bool(c.urls), "url="),

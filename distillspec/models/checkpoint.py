@@ -177,7 +177,11 @@ def read_metadata(folder: Path | str) -> dict[str, Any]:
     path = Path(folder) / METADATA
     if not path.is_file():
         raise ConfigError(f"{folder} is not a distillspec draft: it has no {METADATA}")
-    return json.loads(path.read_text())
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"the draft {folder} is damaged: {METADATA} is no JSON ({error})") from error
+    return found
 
 
 def check_target(path: Path | str, target: LanguageModel) -> None:

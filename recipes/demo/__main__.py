@@ -14,7 +14,7 @@ SERVE = ". .venv/bin/activate && pip install -e '.[serve,demo]' -c constraints.t
 
 def main() -> int:
     options = _options()
-    run = Path("runs") / "demo" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    run = Path("runs") / "demo" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
     print(f"A demo of about {options.minutes:g} minutes; everything goes to {run}", flush=True)
     code = distill(["train", *overrides(options.minutes, options.target), f"hydra.run.dir={run}"])
     if code == 0:

@@ -8,7 +8,7 @@ import numpy
 
 from distillspec.files import write_csv, write_png
 from distillspec.recipes.smartspec.claims import Claim
-from distillspec.serving.control.allocation import Batch, every_length
+from distillspec.serving.control.chain_batch import ChainBatch
 from distillspec.serving.simulation import load_hardware
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -24,7 +24,8 @@ def surface(alpha: float) -> numpy.ndarray:
     for batch in BATCHES:
         survival = numpy.tile(numpy.cumprod(numpy.full(max(LENGTHS), alpha)), (batch, 1))
         limits, contexts = numpy.full(batch, max(LENGTHS)), numpy.full(batch, CONTEXT)
-        rows.append([one.goodput for one in every_length(Batch(survival, limits, contexts, latency))])
+        chains = ChainBatch(survival, limits, contexts, latency)
+        rows.append([one.goodput for one in chains.expected(chains.alike)])
     return numpy.array(rows)
 
 

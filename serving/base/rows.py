@@ -57,17 +57,20 @@ class RowView(NamedTuple):
     @property
     def options(self) -> tuple[Option, ...]:
         """All sources, its own first."""
-        own = [getattr(self, name) for name in Option._fields]
-        return (Option(*own), *self.others)
+        return (Option._make(list(self)[OWN]), *self.others)
 
     def with_option(self, option: Option) -> RowView:
         """Return the row with this source alone."""
         belief = self.belief if option.drafted_by_model else None
-        return self._replace(**option._asdict(), others=(), belief=belief)
+        alone = RowView._make((*self[: OWN.start], *option, *self[OWN.stop :]))
+        return alone._replace(others=(), belief=belief) if self.others or belief is not self.belief else alone
 
     def within(self, levels: int) -> RowView:
         """Return the row for which no source drafts more than so many levels."""
         return self._replace(**_within(self, levels), others=tuple([other.within(levels) for other in self.others]))
+
+
+OWN = slice(RowView._fields.index("limit"), RowView._fields.index("likely") + 1)  # a row's own source
 
 
 def _within(own: Option | RowView, levels: int) -> dict[str, Any]:
@@ -90,6 +93,11 @@ def evidence(row: RowView | Option) -> Hashable:
 def is_joined(row: RowView | Option) -> bool:
     """Return True for a row that a draft model drafts for, behind the likely nodes of another source."""
     return row.drafted_by_model and row.likely is not None
+
+
+def names_nodes(row: RowView) -> bool:
+    """Return True if any of the row's sources names its nodes."""
+    return row.likely is not None or any(option.likely is not None for option in row.others)
 
 
 @dataclass(frozen=True)

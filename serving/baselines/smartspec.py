@@ -21,7 +21,7 @@ from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.controllers import AdmissionView
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.rows import BatchView
-from distillspec.serving.control.allocation import Batch, every_length
+from distillspec.serving.control.chain_batch import ChainBatch
 from distillspec.serving.control.named import ControllerParts
 from distillspec.serving.costs.latency import LatencyModel
 
@@ -124,7 +124,7 @@ class SmartSpecController:
         The time of prompts read in the same step is left out of the choice, as in `GoodputController`.
         """
         batch, gate_s = self._batch(view)
-        every = every_length(batch)
+        every = batch.expected(batch.alike)
         goodputs = [one.tokens / (one.seconds + gate_s * (k > 0)) for k, one in enumerate(every)]
         verified = goodputs.index(max(goodputs))
         best, drafted = every[verified], self.speculation_length if self.gated and verified else verified
@@ -164,7 +164,7 @@ class SmartSpecController:
         """Share of the recent steps that proposed nothing, 0 before half of them are known."""
         return sum(self.idle_steps) / len(self.idle_steps) if 2 * len(self.idle_steps) >= RECENT_STEPS else 0.0
 
-    def _batch(self, view: BatchView) -> tuple[Batch, float]:
+    def _batch(self, view: BatchView) -> tuple[ChainBatch, float]:
         """Return the batch that Algorithm 1 tries lengths for, and the seconds that drafting costs at all lengths.
 
         With a gate every row drafts as far as it may, whatever is verified.
@@ -176,7 +176,7 @@ class SmartSpecController:
         contexts = numpy.array([row.context_tokens for row in view.rows], dtype=numpy.int64)
         survival = numpy.power.outer(alphas, numpy.arange(1, self.speculation_length + 1))
         latency = self.latency.of_draft(view.at_once)
-        batch = Batch(survival, limits, contexts, latency, view.prefill_tokens, by_model)
+        batch = ChainBatch(survival, limits, contexts, latency, view.prefill_tokens, by_model)
         if not self.gated:
             return batch, 0.0
         free = replace(batch, latency=replace(latency, draft=None, draft_free_s=0.0))

@@ -2,27 +2,20 @@
 
 A row that is expected to emit l tokens in a step of T seconds has T / l a token. With bounds b the smallest product
 b · l of a batch must not be below T. That product takes few values τ, one for each row and length. For each τ the rows
-need at least the lengths that reach it, and the step may take τ: what is left is the best ratio above a floor and
-within a budget. It is exact where a further token costs the same in every row. Elsewhere the bound holds, and goodput
-may fall short by about what one token gives (a knapsack's rest).
+need at least the lengths that reach it, and the step may take τ: further tokens are added by their chances. It is exact
+where a further token costs the same in every row. Elsewhere the bound holds, and goodput may fall short by about what
+one token gives (a knapsack's rest).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy
 
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.control.allocation import (
-    Allocation,
-    Batch,
-    best_in,
-    every_length,
-    expected,
-    order_at,
-    row_tokens,
-)
+from distillspec.serving.control.chain_batch import ChainBatch
+from distillspec.serving.costs.drafted import Ints
 from distillspec.serving.costs.table import Floats
 
 MOST_LEVELS = 48  # values of τ that are tried, evenly chosen where there are more
@@ -36,9 +29,9 @@ def bounds_of(rows: Sequence[RowView], of_all: float | None) -> Floats | None:
 
 
 def best_within(
-    batch: Batch, bounds: Floats, planned: Allocation, price: float, further_s: float = 0.0, *, alike: bool = False
-) -> tuple[Allocation, float]:
-    """Return the lengths of highest goodput with T / l_i ≤ `bounds [n]` s a token for every row, and their excess.
+    batch: ChainBatch, bounds: Floats, planned: Ints, further_s: float = 0.0, *, alike: bool = False
+) -> tuple[Ints, float]:
+    """Return the lengths `[n]` of highest goodput with T / l_i ≤ `bounds [n]` s a token in every row, and their excess.
 
     The excess is the worst row's time per token over its bound. Where no lengths keep the bounds, those of the smallest
     excess are returned.
@@ -46,34 +39,36 @@ def best_within(
     Args:
         batch: rows and costs.
         bounds: infinity: none.
-        planned: kept if it keeps the bounds.
-        price: tokens a second of the best lengths without bounds.
+        planned: `[n]`, kept if they keep the bounds.
         further_s: seconds of the step, whatever is drafted.
         alike: one length for all rows.
     """
-    products, rows = bounds[:, None] * row_tokens(batch), numpy.arange(len(bounds))
+    products, rows = bounds[:, None] * batch.row_tokens, numpy.arange(len(bounds))
 
-    def excess(one: Allocation) -> float:
-        return (one.seconds + further_s) / float(products[rows, one.lengths].min(initial=numpy.inf))
+    def judged(lengths: Ints) -> tuple[Floats, Floats]:
+        """Return the excess of lengths `[m, n]`, and their goodput."""
+        found = numpy.array([(each.seconds, each.goodput) for each in batch.expected(lengths)])
+        return (found[:, 0] + further_s) / products[rows, lengths].min(1, initial=numpy.inf), found[:, 1]
 
-    if excess(planned) <= WITHIN:
-        return planned, excess(planned)
-    every = every_length(batch) if alike or len(bounds) == 1 else list(_above_floors(batch, products, price, further_s))
-    kept = [one for one in every if excess(one) <= WITHIN]
-    found = max(kept, key=lambda one: one.goodput) if kept else min(every, key=excess)
-    return found, excess(found)
+    excess, _ = judged(planned[None])
+    if excess[0] <= WITHIN:
+        return planned, float(excess[0])
+    lengths = batch.alike if alike or len(bounds) == 1 else _above_floors(batch, products)
+    excess, goodput = judged(lengths)
+    kept = excess <= WITHIN
+    place = int(numpy.where(kept, goodput, -numpy.inf).argmax() if kept.any() else excess.argmin())
+    return lengths[place], float(excess[place])
 
 
-def _above_floors(batch: Batch, products: Floats, price: float, further_s: float) -> Iterator[Allocation]:
-    """For each τ, the lengths that reach it, and the best ones above them within τ seconds."""
+def _above_floors(batch: ChainBatch, products: Floats) -> Ints:
+    """Return for each τ the lengths that reach it, and these with the likeliest further tokens, one after another."""
     levels = numpy.unique(products[products <= products[:, -1].min()])
     if len(levels) > MOST_LEVELS:
         levels = levels[numpy.linspace(0, len(levels) - 1, MOST_LEVELS).round().astype(int)]
     floors = (products < levels[:, None, None] * (1 - 1e-12)).sum(2)
-    for level, least in zip(levels.tolist(), expected(batch, floors), strict=True):
-        yield least
-        if least.seconds + further_s <= level:
-            order = order_at(batch, price, least.lengths)
-            best = best_in(batch, order, int(least.lengths.sum()), level - further_s)
-            if best is not None:
-                yield best
+    likeliest = (-batch.survival).argsort(axis=None, kind="stable")[: numpy.count_nonzero(batch.survival)]
+    row, depth = numpy.divmod(likeliest, batch.survival.shape[1])
+    further = (row == numpy.arange(len(floors.T))[:, None])[None] & (depth >= floors[..., None])  # [levels, n, items]
+    longer = floors[..., None] + further.cumsum(2)
+    every = numpy.concatenate([floors[..., None], longer], 2)
+    return numpy.unique(every.transpose(0, 2, 1).reshape(-1, len(floors.T)), axis=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, cached_property
 from heapq import heappop, heappush
-from itertools import groupby
 
 import numpy
 
@@ -25,7 +24,6 @@ class Candidates:
         paths: of the U nodes.
         depths, ranks, parents: `[U]`: levels from 1 on, the node's own rank, and the place of its parent, −1: the text.
         firsts: `[U]`, nodes that are the first of their siblings. A draft reads their parents for them.
-        families: `[F, W]`, siblings in their order, U where there is no further one.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -34,8 +32,6 @@ class Candidates:
         self.depths: Ints = numpy.array([len(path) for path in self.paths], dtype=numpy.int64)
         self.ranks: Ints = numpy.array([path[-1] for path in self.paths], dtype=numpy.int64)
         self.parents: Ints = numpy.array([places.get(path[:-1], -1) for path in self.paths], dtype=numpy.int64)
-        elders = [places.get((*path[:-1], path[-1] - 1), -1) for path in self.paths]
-        self._before = list(zip(self.parents.tolist(), elders, strict=True))
         self.firsts: Bools = self.ranks == 0
         self.spine: Bools = numpy.array([not any(path) for path in self.paths], dtype=bool)
         self.depth = int(self.depths.max(initial=0))
@@ -43,12 +39,6 @@ class Candidates:
 
     def __len__(self) -> int:
         return len(self.paths)
-
-    @cached_property
-    def families(self) -> Ints:
-        own = [list(family) for _, family in groupby(range(len(self)), key=lambda place: self.paths[place][:-1])]
-        widest = max(map(len, own))
-        return numpy.array([[*family, *[len(self)] * (widest - len(family))] for family in own])
 
     @cached_property
     def levels(self) -> list[Ints]:
@@ -65,13 +55,6 @@ class Candidates:
         for depth, level in enumerate(self.levels):
             found[:, level] = found[:, self.parents[level]] * chances[:, depth, self.ranks[level]]
         return found[:, :-1]
-
-    def best_first(self, gains: Floats) -> list[tuple[int, float]]:
-        """Return the nodes with their gains `[U]`, the highest first, but none before its parent and elder sibling."""
-        found = [*gains.tolist(), 1.0]
-        for place, (parent, elder) in enumerate(self._before):
-            found[place] = min(found[place], found[parent], found[elder])
-        return sorted(enumerate(found[:-1]), key=lambda each: -each[1])
 
     def shape(self, taken: Bools) -> TreeShape:
         """Return the tree of the nodes `taken [U]`, with each node its parent and elder siblings."""

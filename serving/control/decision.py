@@ -13,7 +13,7 @@ from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.allocation import Allocation
+from distillspec.serving.control.offers import StepPlan
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.live_latency import RowWork
@@ -69,30 +69,30 @@ class Known(NamedTuple):
         self,
         mode: Mode,
         view: BatchView,
-        shapes: tuple[TreeShape, ...],
-        planned: Allocation,
+        planned: StepPlan,
         rates: tuple[float, float],
         *,
         promised: float | None = None,
         excess: float | None = None,
     ) -> Decision:
-        """Return the decision for these shapes.
+        """Return the decision for a plan.
 
         Args:
-            view: of the step, in which each row has its source.
-            planned: what the shapes are expected to give and take.
-            rates: tokens a second without speculation, and by the best lengths.
-            promised: tokens a second by which speculation is judged. None: those of the best lengths.
+            view: of the step.
+            rates: tokens a second without speculation, and by the best plan.
+            promised: tokens a second by which speculation is judged. None: those of the best plan.
         """
-        lengths, (plain, best) = tuple([shape.depth for shape in shapes]), rates
-        prompts_s = self.latency.prompts_s(len(view.rows), view.prefill_tokens)
+        plain, best = rates
+        rows, shapes = zip(*[(each.row, each.shape) for each in planned.chosen], strict=True) if view.rows else ((), ())
+        lengths = tuple(planned.depths)
+        prompts_s = self.latency.prompts_s(len(rows), view.prefill_tokens)
         return Decision(
             mode,
             lengths,
             shapes,
-            view.rows,
-            planned.tokens,
-            planned.seconds + prompts_s + catch_up_s(self.latency, view.rows, lengths),
+            rows,
+            planned.expected.tokens,
+            planned.expected.seconds + prompts_s + catch_up_s(self.latency, rows, lengths),
             self.policy.plain_rate(plain),
             best * self.policy.gain,
             self.policy.uncertainty,

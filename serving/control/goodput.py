@@ -12,35 +12,29 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult, decoding_rows
-from distillspec.serving.base.rows import BEHIND, BatchView, RowView, evidence
-from distillspec.serving.base.shape import TreeShape, chain_shape
+from distillspec.serving.base.rows import BEHIND, BatchView, evidence
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.allocation import Allocation
-from distillspec.serving.control.bounded import WITHIN, bounds_of
+from distillspec.serving.control.bounded import WITHIN, best_within, bounds_of
 from distillspec.serving.control.candidates import Candidates
+from distillspec.serving.control.chain_batch import ChainBatch
+from distillspec.serving.control.choice import Choice
 from distillspec.serving.control.decision import (
     Decision,
     Known,
-    Mode,
     catch_up_s,
     drafting_s,
     work_of,
 )
 from distillspec.serving.control.held_plan import HeldPlan
-from distillspec.serving.control.priced_steps import PricedSteps, trials_of_drafts, without_likely
-from distillspec.serving.control.reading import best_worth_reading, readable
-from distillspec.serving.control.sources import choose_sources
+from distillspec.serving.control.named_sources import NamedSources, trials_of_drafts, without_named
+from distillspec.serving.control.offers import StepPlan
+from distillspec.serving.control.price_list import PriceList
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
-from distillspec.serving.control.step_batch import StepBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.live_latency import LiveLatency
+from distillspec.serving.costs.table import Floats
 
-TRY_LENGTH = 2  # tokens a row drafts on trial
 FORGET_ROWS_EVERY = 256  # steps
-# Costs of passes larger than those that are run are never corrected. So the first plan after so many speculating steps
-# drafts a token more a row, if it is expected to reach this share of the goodput.
-EXPLORE_EVERY, EXPLORE_WITHIN = 20, 0.85
-HOPE = 1.0  # standard errors of acceptance: see `_hoped`
 
 
 class GoodputController:
@@ -82,7 +76,7 @@ class GoodputController:
         own = AcceptanceEstimate(speculation_length, width, **shared)
         self._acceptance = own if acceptance is None else acceptance
         self._steps, self._forgot_at, self._price = 0, 0, 0.0
-        self._held, self._priced = HeldPlan(), PricedSteps(speculation_length, self.trees)
+        self._held, self._named = HeldPlan(), NamedSources()
         self._speculation = SpeculationPolicy()
 
     @property
@@ -105,15 +99,14 @@ class GoodputController:
     def use_costs(self, latency: LatencyModel) -> None:
         """Go on from newly measured costs."""
         self._learn()
-        self._held.drop()
-        self._priced.drop()
+        self._forget_plans()
         self._costs = LiveLatency(latency, drafts_with_model=self._costs.drafts_with_model)
 
     def plan(self, view: BatchView) -> Plan:
-        view = self._priced.awake(view)
+        view = self._named.awake(view)
         if (held := self._held_for(view)) is not None:
             return held
-        decision = self._priced.decide_again(view, self._known) or self.decide(view)
+        decision = self._decide_again(view) or self.decide(view)
         rows = map(RowPlan.of, decision.rows, decision.shapes)
         return Plan(tuple(rows), decision.predicted_tokens, decision.predicted_s, decision)
 
@@ -125,20 +118,51 @@ class GoodputController:
         """
         self._learn()
         bounds = bounds_of(view.rows, self.max_time_per_token_s)
-        if bounds is None and not self._alike and self._priced.applies(view.rows):
-            return self._priced.decide(view, self._known)
-        view = replace(view, rows=choose_sources(without_likely(view.rows), self.acceptance, self.latency))
-        batch = self._batch(view, trees := self.trees if bounds is None else None)
-        best = self._best(view, trees, batch)
-        mode, planned = self._pick(view, batch, best)
-        prompts_s = self.latency.prompts_s(len(view.rows), view.prefill_tokens)
-        wished, excess = planned, None
+        if bounds is not None or self._alike:
+            return self._decide_chains(view, bounds)
+        named = self._named.applies(view.rows)
+        prices = self._prices(view, self.trees)
+        second = named and self._named.keep(prices, view, self._steps)
+        return self._decided(view, prices, prices.plan(view.rows, second=second), named=named, second=second)
+
+    def _decide_again(self, view: BatchView) -> Decision | None:
+        """Decide by the last price list, where rows have sources that name their nodes."""
+        policy, prices = self._speculation, self._named.kept(view, self._steps)
+        if prices is None or not policy.speculates or policy.plain_is_due:
+            return None
+        return self._decided(view, prices, prices.plan(view.rows), named=True)
+
+    def _decided(
+        self, view: BatchView, prices: PriceList, best: StepPlan, *, named: bool, second: bool = False
+    ) -> Decision:
+        """Return the decision between the best plan and others. `second`: it has rows' second best sources."""
+        plain = prices.plain(view.rows)
+        if named and not second:
+            self._named.weigh(view.rows, best.gain)
+        mode, planned = self._choice(view, prices).of(best, plain)
+        promised = self._named.promise(best, plain) if named else None
+        return self._known.decision(mode, view, planned, (plain.goodput, best.goodput), promised=promised)
+
+    def _decide_chains(self, view: BatchView, bounds: Floats | None) -> Decision:
+        """Plan chains of one source for each row: all of one length, or within bounds."""
+        rows = [row.with_option(row.options[0]) for row in map(without_named, view.rows)]
+        view = replace(view, rows=tuple(rows))
+        prices = self._prices(view, None)
+        batch = ChainBatch.of(rows, self.speculation_length, self.acceptance, self.latency, view.prefill_tokens)
+        best, plain = prices.plan(rows), prices.plain(rows)
+        if self._alike:
+            every = batch.alike
+            place = numpy.argmax([each.goodput for each in batch.expected(every)])
+            best = prices.chains(rows, every[place].tolist())
+        mode, planned = self._choice(view, prices).of(best, plain)
+        excess = None
         if bounds is not None:
-            planned, excess = batch.within(bounds, wished, best.goodput, prompts_s, alike=self._alike)
-        if excess is not None and planned is not wished:
-            mode = "within bounds" if excess <= WITHIN else "bounds out of reach"
-        rates = batch.plain.goodput, best.goodput
-        return self._known.decision(mode, view, self._shapes(planned), planned, rates, excess=excess)
+            prompts_s, lengths = self.latency.prompts_s(len(rows), view.prefill_tokens), numpy.array(planned.depths)
+            kept, excess = best_within(batch, bounds, lengths, prompts_s, alike=self._alike)
+            if kept is not lengths:
+                mode = "within bounds" if excess <= WITHIN else "bounds out of reach"
+                planned = prices.chains(rows, kept.tolist())
+        return self._known.decision(mode, view, planned, (plain.goodput, best.goodput), excess=excess)
 
     def _held_for(self, view: BatchView) -> Plan | None:
         """Return the last step's plan if it is good for this one too."""
@@ -146,7 +170,7 @@ class GoodputController:
         if why is None or view.prefill_tokens or self.max_time_per_token_s is not None:
             return None
         speculating, waiting = why.mode == "speculating", why.mode == "not worth it"
-        waits = waiting and not policy.trial_is_due and not (self._priced.used and policy.speculates)
+        waits = waiting and not policy.trial_is_due and not (self._named.used and policy.speculates)
         good = policy.speculates and not policy.plain_is_due if speculating else waits
         return self._held.plan if good and why.holds_for(view.rows, self.speculation_length) else None
 
@@ -157,7 +181,7 @@ class GoodputController:
         """
         self._held.observe(result, self._steps)
         self._steps += 1
-        self._priced.step(len(result.view.rows))
+        self._named.step(len(result.view.rows))
         self._count(result)
         self._waiting.append(result)
         if self._held.decision(self._steps) is None:
@@ -167,8 +191,7 @@ class GoodputController:
         """Forget the old draft's measured gain, and its acceptance where the new one's is not known."""
         self.acceptance.reset() if acceptance is None else self.acceptance.scale(acceptance)
         self._speculation = SpeculationPolicy()
-        self._held.drop()
-        self._priced.drop()
+        self._forget_plans()
 
     def member_changed(self, change: DraftChange) -> None:
         """Forget what one of several drafts accepted and cost, as far as the new one's is not known."""
@@ -176,8 +199,11 @@ class GoodputController:
             self.acceptance.change(kind, change.acceptance)
         self._costs.draft_changed(change)
         self._speculation = SpeculationPolicy()
+        self._forget_plans()
+
+    def _forget_plans(self) -> None:
         self._held.drop()
-        self._priced.drop()
+        self._named.drop()
 
     @property
     def most_nodes(self) -> int:
@@ -199,7 +225,7 @@ class GoodputController:
 
     def _learn_from(self, result: StepResult) -> None:
         rows, view, why = decoding_rows(result), result.view, result.plan.why
-        if isinstance(why, Decision) and (self._priced.used or any(row.others for row in view.rows)):
+        if isinstance(why, Decision) and (self._named.used or any(row.others for row in view.rows)):
             view = replace(view, rows=why.rows)
         prompts_s = self._costs.latency.prompts_s(len(view.rows), result.prefill_tokens)
         sure = len(rows) == len(view.rows) and self._costs.observe(
@@ -216,49 +242,12 @@ class GoodputController:
             if rows and sure:
                 self._judge(result, why, rows, prompts_s)
 
-    def _batch(self, view: BatchView, trees: Candidates | None, hope: float = 0.0) -> StepBatch:
-        own = view, self.speculation_length, self.acceptance, self.latency
-        return StepBatch.of(*own, trees=trees, price=self._price, hope=hope)
+    def _prices(self, view: BatchView, trees: Candidates | None) -> PriceList:
+        own = (view.rows, self.speculation_length, self.acceptance, self.latency)
+        return PriceList(*own, trees=trees, price=self._price, prefill_tokens=view.prefill_tokens)
 
-    def _best(self, view: BatchView, trees: Candidates | None, batch: StepBatch, hope: float = 0.0) -> Allocation:
-        """Return the best lengths of which no long text is read in vain."""
-
-        def best_of(rows: tuple[RowView, ...]) -> Allocation:
-            return self._batch(replace(view, rows=rows), trees, hope).best(alike=self._alike)
-
-        return best_worth_reading(view.rows, batch.best(alike=self._alike), best_of, self.latency)
-
-    def _shapes(self, planned: Allocation) -> tuple[TreeShape, ...]:
-        if planned.taken is None or self.trees is None:
-            return tuple(map(chain_shape, planned.lengths.tolist()))
-        return tuple(map(self.trees.shape, planned.taken))
-
-    def _pick(self, view: BatchView, batch: StepBatch, best: Allocation) -> tuple[Mode, Allocation]:
-        if not batch.limits.any():
-            return "nothing to draft for", batch.plain
-        policy = self.speculation
-        if policy.speculates and best.lengths.any():
-            return ("measuring plain", batch.plain) if policy.plain_is_due else self._explored(view, batch, best)
-        if policy.trial_is_due:
-            tried = batch.expected(numpy.minimum(batch.limits, TRY_LENGTH))
-            if policy.affords(tried, batch.plain, catch_up_s(self.latency, view.rows, tried.lengths.tolist())):
-                return "trial", tried
-        return self._hoped(view, batch) if policy.speculates else ("not worth it", batch.plain)
-
-    def _hoped(self, view: BatchView, batch: StepBatch) -> tuple[Mode, Allocation]:
-        """Return short chains that would pay if acceptance were what it may be: an unused draft teaches nothing."""
-        best = self._best(view, None, self._batch(view, None, HOPE), HOPE)
-        tried = batch.expected(numpy.minimum(best.lengths, TRY_LENGTH))
-        return ("exploring", tried) if best.nodes else ("not worth it", batch.plain)
-
-    def _explored(self, view: BatchView, batch: StepBatch, best: Allocation) -> tuple[Mode, Allocation]:
-        """Return the best lengths, now and then those of one token more a row."""
-        if self._held.unexplored >= EXPLORE_EVERY:
-            wished = best.lengths + readable(view.rows, best.lengths.tolist())
-            longer = batch.expected(numpy.minimum(wished, batch.limits))
-            if longer.nodes > best.nodes and longer.goodput > EXPLORE_WITHIN * best.goodput:
-                return "exploring", longer
-        return "speculating", best
+    def _choice(self, view: BatchView, prices: PriceList) -> Choice:
+        return Choice(view.rows, prices, self.speculation, self._held.unexplored)
 
     def _count(self, result: StepResult) -> None:
         """Count a step that rows decoded in: trials and plain steps are due by these counts."""
@@ -272,7 +261,7 @@ class GoodputController:
         """Record the error of the prediction, and decide whether speculation continues."""
         policy, speculated = self._speculation, any(row.nodes for row in rows)
         tokens = (sum([row.emitted for row in rows]), why.predicted_tokens) if speculated else None
-        measured_s = self._priced.learn(result, why, tokens)
+        measured_s = self._named.learn(result, why, tokens)
         policy.saw(measured_s, why.predicted_s - prompts_s, prompts_s, tokens)
         if speculated:
             policy.judge(*why.raw)

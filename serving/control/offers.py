@@ -1,12 +1,13 @@
-"""Offers of sources to rows, at a price, and the choices among them."""
+"""Offers of sources to rows, at a price, and the plans that are chosen of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.control.allocation import Allocation
+from distillspec.serving.control.chain_batch import Expected
 from distillspec.serving.control.grown_trees import NO_TREE
 
 
@@ -31,6 +32,11 @@ class Chosen(NamedTuple):
     tokens: float = 0.0  # expected to be accepted
     gain: float = 0.0  # tokens by which named nodes are worth more than the best without them
 
+    @classmethod
+    def nothing(cls, row: RowView) -> Chosen:
+        """Return the choice to draft nothing."""
+        return cls(row._replace(others=(), likely=None))
+
     @property
     def drafts(self) -> bool:
         """True if a draft drafts for the row."""
@@ -40,6 +46,11 @@ class Chosen(NamedTuple):
     def joined(self) -> int:
         """Likely nodes that a draft's tree is behind."""
         return len(self.row.likely.chances) if self.row.drafted_by_model and self.row.likely is not None else 0
+
+    @property
+    def nodes(self) -> int:
+        """All drafted tokens."""
+        return self.shape.nodes + self.joined
 
     def first(self, count: int) -> Chosen:
         """Return the same with at most so many likely nodes."""
@@ -53,13 +64,44 @@ class Chosen(NamedTuple):
         return Chosen(self.row._replace(likely=kept), kept.shape, tokens, gain)
 
 
-class PricedPlan(NamedTuple):
+class StepPlan(NamedTuple):
     """A step: what is drafted for each row, and what it is expected to give."""
 
     chosen: tuple[Chosen, ...]
-    allocation: Allocation
+    expected: Expected
+
+    @property
+    def nodes(self) -> int:
+        """Drafted tokens."""
+        return sum([each.nodes for each in self.chosen])
+
+    @property
+    def goodput(self) -> float:
+        """Expected tokens a second."""
+        return self.expected.goodput
+
+    @property
+    def depths(self) -> list[int]:
+        """Levels of each row's own tree."""
+        return [each.shape.depth for each in self.chosen]
 
     @property
     def gain(self) -> float:
         """Tokens by which named nodes are worth more than the best without them, as a share of all tokens."""
-        return sum([each.gain for each in self.chosen]) / max(1.0, self.allocation.tokens)
+        return sum([each.gain for each in self.chosen]) / max(1.0, self.expected.tokens)
+
+
+def choose(row: RowView, offers: Sequence[Offer], *, second: bool = False, drafts: bool = True) -> Chosen:
+    """Return the best offer to a row, or the second best one, if any is worth its cost.
+
+    Args:
+        offers: the best ones first.
+        drafts: False: no draft runs.
+    """
+    found = [offer for offer in offers if drafts or not offer.option.drafted_by_model]
+    without = max([0.0, *[offer.value for offer in found if offer.option.likely is None]])
+    place = int(second and len(found) > 1)
+    if not found or (found[place].value <= 0 and not second):
+        return Chosen.nothing(row)
+    best = found[place]
+    return Chosen(row.with_option(best.option), best.shape, best.tokens, max(0.0, best.value - without))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distillspec.serving.control.allocation import Allocation
+from distillspec.serving.control.chain_batch import Expected
 from distillspec.serving.costs.prediction_bias import PredictionBias
 
 PLAIN_EVERY = 100  # speculating steps between two plain ones, which measure the cost of plain decoding
@@ -56,7 +56,7 @@ class SpeculationPolicy:
             return True
         return self._since_speculation % TRY_EVERY == 0 and (self._since_speculation > 0 or not self._was_tried)
 
-    def affords(self, tried: Allocation, nothing: Allocation, catch_up_s: float) -> bool:
+    def affords(self, tried: Expected, nothing: Expected, catch_up_s: float) -> bool:
         """Return True if a trial starts or takes another step.
 
         It starts if its expected loss, catch-up prefill included, is a small share of the time since the last one; the

@@ -22,6 +22,7 @@ class DraftedCosts:
     pass_s: seconds of a draft pass by its tokens from 0 on.
     read_s: seconds that a row and its context add to a draft pass `[n]`.
     first_s: seconds that the first draft pass takes more than the others.
+    drafts: False where no draft model takes part.
 
     Args:
         latency: costs of steps.
@@ -47,7 +48,7 @@ class DraftedCosts:
         self.target_s = latency.target.by_tokens(counts + (rows + prefill_tokens))
         self.target_s -= self.target_s[0]
         self.model, self.read_s, self.pass_s = numpy.zeros(rows, dtype=bool), numpy.zeros(rows), 0.0 * counts
-        self.first_s = 0.0 if draft is None else draft.first
+        self.first_s, self.drafts = 0.0 if draft is None else draft.first, draft is not None
         if draft is None:
             return
         self.model = numpy.ones(rows, dtype=bool) if by_model is None else by_model
@@ -59,18 +60,6 @@ class DraftedCosts:
     def verified_s(self) -> float:
         """The least seconds that one more token of the target's pass takes."""
         return float((self.target_s[1:] - self.target_s[:-1]).min())
-
-    @cached_property
-    def least_s(self) -> Floats:
-        """The least seconds that one more token of a row takes `[n]`, where draft passes cost a line by their tokens.
-
-        In a block, a row's further token costs no drafting where another row drafts as deep.
-        """
-        if self.at_once:
-            return numpy.full(len(self.model), self.verified_s)
-        rows = max(int(self.model.sum()), 2)
-        per_row = float(self.pass_s[rows] - self.pass_s[1]) / (rows - 1)
-        return self.read_s + (per_row * self.model + self.verified_s)
 
     def by_depth(self, rows: Ints, read_s: Floats) -> Floats:
         """Return the seconds `[depths, …]` that each further depth of drafting takes.

@@ -37,13 +37,15 @@ class Columns:
             self._column = {token: column for column, token in enumerate(to_host(kept_ids).tolist())}
 
     def of(self, ids: Iterable[int]) -> list[int]:
-        """Return the columns of those ids that have one."""
-        return list(ids) if self._column is None else [self._column[i] for i in ids if i in self._column]
+        """Return the columns of those ids that have one. A tokenizer may have ids that the head lacks."""
+        if self._column is None:
+            return [i for i in ids if i < self.width]
+        return [self._column[i] for i in ids if i in self._column]
 
     def of_values(self, values: Mapping[int, float]) -> dict[int, float]:
         """Return values by column, of those ids that have one."""
         if self._column is None:
-            return dict(values)
+            return {i: value for i, value in values.items() if i < self.width}
         return {self._column[i]: value for i, value in values.items() if i in self._column}
 
     def ids(self, columns: Tensor) -> Tensor:

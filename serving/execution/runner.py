@@ -16,6 +16,7 @@ from distillspec.models.draft_steps import StatesBefore, Unread
 from distillspec.models.few_rows import FewRows, Ints
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.slot_cache import SlotCache
+from distillspec.serving.execution.beside import Beside
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.graphs import GraphedPasses, Recorder
 from distillspec.serving.execution.prepared import PreparedModel
@@ -48,6 +49,7 @@ class ModelRunner:
 
     def read(self, rows: Sequence[RowInput]) -> Tensor:
         """Read all rows, windows and prompts alike, in one pass. Return last states `[Σ wanted, D]`, row by row."""
+        Beside.give_way()  # or take the threads back, whatever kind of pass this is
         if (few := self._few_of(rows)) is not None:
             return self._read_few(few, rows)
         batch = self.prepare(rows)

@@ -139,10 +139,13 @@ def load_redaction(settings: OnlineSettings) -> Redaction | None:
     module, _, name = settings.replay.redaction.partition(":")
     try:
         found: Redaction = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # a module of the user's may raise anything
         raise ConfigError(
-            f"replay.redaction={settings.replay.redaction} cannot be imported: {error}; name MODULE:FUNCTION"
+            f"replay.redaction={settings.replay.redaction} cannot be imported: {type(error).__name__}: {error}; name "
+            "MODULE:FUNCTION"
         ) from error
+    if not callable(found):
+        raise ConfigError(f"replay.redaction={settings.replay.redaction} is no function; name MODULE:FUNCTION")
     return found
 
 

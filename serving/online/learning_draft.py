@@ -130,12 +130,18 @@ class LearningDraft:
     def _swap(self, version: Version, acceptance: float | None) -> None:
         """Load a version in this thread. The engine's next step drafts with it. A specialist serves from then on."""
         if self.on_trial and version.name == self.base:
+            self._engine.at_next_step(self._drop_tried)
             return
         self._engine.load_draft(version.path, acceptance, name=self.name or None)
         current = self.registry.current()
         if current is not None and current.name == version.name:  # promoted or rolled back by another process
             self._follow(version.name)
         self._tell({"event": "swap", "version": version.name, "served_as": version.served_as})
+
+    def _drop_tried(self) -> None:
+        """Take a version that was tried by hand out of the engine. A specialist on trial has no other one there."""
+        if self.on_trial and self.source in self._engine.drafts:
+            self._engine.unload_draft(self.source)
 
     def _tell(self, record: Record) -> None:
         if record["event"] == "rollback":

@@ -20,6 +20,7 @@ class DraftState:
     unchecked: bool = False  # it has read text but given no logits of it, so NaN would be unnoticed
     sound: bool = True  # False after NaN in its logits
     skipped: bool = False  # True: it never reads the sequence
+    in_slot: bool = True  # False once the sequence has left its slot, whose memory may be given back
     drafted: tuple[int, ...] = ()  # tokens of the last window that it has read behind the text
     sibling: tuple[DraftState, Prefix] | None = None  # sequence in another slot that begins with the same text
 
@@ -51,7 +52,10 @@ class ReadTexts:
     def leave_slot(self, sequence: SequenceState) -> None:
         """Forget the sequence. NaN that nobody has noticed would reach the next one in the slot."""
         state = self._states.pop(sequence.id, None)
-        if state is not None and state.unchecked:
+        if state is None:
+            return
+        state.in_slot = False
+        if state.unchecked:
             self.runner.cache.clear(sequence.held_slot)
             state.computed = 0
 
@@ -101,7 +105,7 @@ class ReadTexts:
         if state.sibling is None:
             return
         held, prefix = state.sibling
-        if not held.sound or self._last[prefix.slot] is not held or state.computed >= prefix.length:
+        if not held.sound or not held.in_slot or state.computed >= prefix.length:
             state.sibling = None
             return
         length = min(held.computed, prefix.length)

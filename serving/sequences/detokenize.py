@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 CONTEXT = 6  # prompt tokens decoded along, for tokenizers whose spaces depend on the tokens before
 INCOMPLETE = "\ufffd"
+LONGEST = 64  # tokens without a whole character after which what is there is released
 
 
 class Detokenizer:
@@ -48,7 +49,11 @@ class Detokenizer:
         """Decode a window of recent tokens with and without the new ones, and return the difference."""
         before = self._decode(self._ids[self._decoded : self._read])
         after = self._decode(self._ids[self._decoded :])
-        if len(after) <= len(before) or (after.endswith(INCOMPLETE) and not final):
+        if after == before:
+            del self._ids[self._read :]  # special tokens: each later one would decode them again
+            return ""
+        waits = after.endswith(INCOMPLETE) and not final and len(self._ids) - self._read < LONGEST
+        if len(after) <= len(before) or waits:
             return ""
         self._decoded, self._read = self._read, len(self._ids)
         return after[len(before) :]

@@ -29,8 +29,8 @@ class TenantTurns:
     def take(self, request: Request) -> int:
         """Return the turn of the next answer of a request's tenant."""
         if len(self._next) > MANY:
+            priorities = {priority for priority, _ in self._next}  # answers may wait whose tenants are forgotten
             self._next = {who: turn for who, turn in self._next.items() if turn > self._now[who[0]] + 1}
-            priorities = {priority for priority, _ in self._next}
             self._now = Counter({priority: turn for priority, turn in self._now.items() if priority in priorities})
         who = (request.priority, request.tenant)
         turn = max(self._now[request.priority], self._next.get(who, 0))

@@ -64,7 +64,7 @@ def _add_middleware(app: FastAPI, state: AppState) -> None:
             CORSMiddleware,
             allow_origins=state.config.cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_headers=["*"],  # OpenAI's clients send a dozen of their own
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     local = state.config.is_local and not state.keys

@@ -19,7 +19,7 @@ from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.baselines.named import CONTROLLER_NAMES, FIXED, named_controller
 from distillspec.serving.baselines.smartspec import SmartSpecController
-from distillspec.serving.control.allocation import Batch, best_by_row
+from distillspec.serving.control.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.selection.baselines import ByRequest
 from distillspec.serving.selection.named import compared_selection
@@ -192,16 +192,15 @@ class Oracle(LengthController):
 
     def plan(self, view: BatchView) -> Plan:
         runs = [self._run(row.sequence_id, row.context_tokens) for row in view.rows]
-        survival = (
-            (numpy.arange(self.speculation_length) < numpy.array(runs)[:, None])
-            .astype(float)
-            .reshape(-1, self.speculation_length)
-        )
-        limits = numpy.array([min(row.limit, self.speculation_length) for row in view.rows], dtype=numpy.int64)
+        pairs = zip(view.rows, runs, strict=True)
+        right = numpy.array([min(row.limit, run, self.speculation_length) for row, run in pairs], dtype=numpy.int64)
         contexts = numpy.array([row.context_tokens for row in view.rows], dtype=numpy.int64)
-        best = best_by_row(Batch(survival, limits, contexts, self.latency, view.prefill_tokens))
+        sure = numpy.ones((len(right), self.speculation_length))
+        batch = ChainBatch(sure, right, contexts, self.latency, view.prefill_tokens)
+        every = batch.alike
+        best, lengths = max(zip(batch.expected(every), every.tolist(), strict=True), key=lambda one: one[0].goodput)
         prompts_s = self.latency.prompts_s(len(view.rows), view.prefill_tokens)
-        return _plan(view, best.lengths.tolist(), best.tokens, best.seconds + prompts_s)
+        return _plan(view, lengths, best.tokens, best.seconds + prompts_s)
 
     def _run(self, sequence_id: str, context_tokens: int) -> int:
         prompt_tokens, runs = self._known[sequence_id]

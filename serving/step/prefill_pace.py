@@ -31,7 +31,9 @@ class PrefillPace:
         """
         if not decoding:
             return self.most
-        if self._plain_s is None or self._token_s is None:
+        if self._plain_s is None:
+            return 0  # a step of these rows alone, to compare with: under load none comes by itself
+        if self._token_s is None:
             return min(self.most, LEAST)
         spare_s = PATIENCE_S - unread * self._token_s
         if spare_s <= 0:

@@ -208,12 +208,13 @@ def test_a_damaged_only_version_keeps_no_server_from_starting(given: Path, tmp_p
             ["online=on", "draft.path=given", "replay.redaction=nowhere:redact"],
             "nowhere:redact cannot be imported",
         ),
+        (["online=on", "draft.path=given", "replay.redaction=math:pi"], "replay.redaction=math:pi is no function"),
         (
             ["online=on", "draft.path=given", "replay.redaction=redact"],
             "must be MODULE:FUNCTION",
         ),
         (
-            ["online=on", "draft.path=given", "adapt.offline=nowhere"],
+            ["online=on", "draft.path=given", "adapt.offline=nowhere", "adapt.offline_share=0.2"],
             "adapt.offline=nowhere is not a data folder; make one with distill generate",
         ),
         (["online=maybe"], "online=maybe is not known; use one of decoupled, off, on"),

@@ -12,6 +12,7 @@ from distillspec.serving.online.gate.judge import Judge
 from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.online.gate.suspicion import SuspicionCheck
 from distillspec.serving.online.judging.question import candidate_question
+from distillspec.serving.online.state.database import DatabaseFailed
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
@@ -106,6 +107,8 @@ class Gatekeeper:
     def try_out(self, name: str) -> Version:
         """Draft with a version until the next promotion, rollback or restart. Nothing is recorded.
 
+        A rollback by hand then brings back the version in service.
+
         Raises:
             ConfigError: no such version, or the engine refuses it. RunError: its folder is damaged.
         """
@@ -133,12 +136,18 @@ class Gatekeeper:
 
     @one_at_a_time
     def roll_back_by_hand(self) -> Version:
-        """Let the predecessor serve again.
+        """Let the predecessor serve again. Where a version is tried out, end that: the promoted one drafts again.
+
+        A promoted version whose folder is damaged by then is rolled back, as at a start.
 
         Raises:
             ConfigError: the engine refuses it, and the current version stays. RunError: there is none.
         """
-        back, current = self.registry.predecessor(), self.registry.current()
+        current = self.registry.current()
+        if self._in_service.tried is not None and current is not None and self.registry.problem_of(current) is None:
+            self._in_service.bring(current)
+            return current
+        back = self.registry.predecessor()
         if back is None or current is None:
             raise RunError("there is no earlier version to go back to")
         self._in_service.bring(back)
@@ -156,6 +165,8 @@ class Gatekeeper:
                 self._in_service.promote(candidate, verdict.reason, incumbent.name, verdict.acceptance_ratio)
             except ConfigError as error:
                 verdict = replace(verdict, decision="refused", reason=f"refused by the engine: {error}")
+            except DatabaseFailed:  # says nothing of the candidate: it is judged again
+                raise
             except RunError as error:
                 current = self.registry.current() or incumbent
                 self._in_service.bring(current)

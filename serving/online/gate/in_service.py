@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from distillspec.errors import RunError
 from distillspec.serving.online.gate.monitor import ServedAcceptance
+from distillspec.serving.online.state.database import DatabaseFailed
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
 
@@ -56,6 +57,7 @@ class InService:
         current = registry.current()
         known = current is not None and drafting in (None, current.served_as)
         self.version: Version | None = current if known else None  # None: to be loaded
+        self.tried: Version | None = None  # drafts in place of `version`, until the next one is brought
         self.suspicion: Suspicion | None = None  # about `version`
         self.lock = threading.RLock()
         self._checked = 0
@@ -71,13 +73,15 @@ class InService:
             raise RunError(f"{name} cannot serve: {problem}")
         return version
 
-    def try_out(self, version: Version, acceptance: float | None = None) -> None:
-        """Load a version into the engine. Nothing is recorded."""
-        if self._swap is not None:
-            self._swap(version, acceptance)
+    def try_out(self, version: Version) -> None:
+        """Load a version into the engine, until `bring` ends its trial. Nothing is recorded."""
+        self._load(version, None)
+        self.tried = version if self._replaces(version) else None
 
     def bring(self, version: Version, acceptance: float | None = None) -> None:
         """Load a version into the engine and count acceptance for it from now on.
+
+        It may be in service already, and another one is tried out. Then its count goes on.
 
         Args:
             acceptance: of the version over that of the one before, None: not known.
@@ -85,9 +89,11 @@ class InService:
         Raises:
             ConfigError: the engine refuses it. The old one stays.
         """
-        self.try_out(version, acceptance)
+        self._load(version, acceptance)
+        is_new = self._replaces(version)
+        self.tried = None
         self._set(version)
-        if self.served is not None:
+        if is_new and self.served is not None:
             self.served.begin_service(version.served_as)
 
     def promote(self, version: Version, reason: str, expected: str | None, acceptance: float | None) -> None:
@@ -103,6 +109,8 @@ class InService:
         """Go back from `failed` to its predecessor. Without one, `failed` stays."""
         try:
             back = self.registry.rollback(reason, expected=failed.name)
+        except DatabaseFailed:  # says nothing of the versions: it is tried again
+            raise
         except RunError as error:
             log.error("no rollback: %s", error)
             self._set(failed)  # so that the rollback is not tried again
@@ -117,6 +125,14 @@ class InService:
     def mark_checked(self) -> None:
         assert self.served is not None, "only called where served acceptance is counted"
         self._checked = self.served.checks_due
+
+    def _load(self, version: Version, acceptance: float | None) -> None:
+        if self._swap is not None:
+            self._swap(version, acceptance)
+
+    def _replaces(self, version: Version) -> bool:
+        """Return True if another version is in service, or none."""
+        return self.version is None or self.version.name != version.name
 
     def _set(self, version: Version) -> None:
         self.version = version

@@ -12,7 +12,7 @@ from distillspec.serving.online.state.version import Version
 log = logging.getLogger(__name__)
 
 PROMOTED = "promoted"  # a verdict's decision
-PROVEN = "read_since"  # in the verdict of a version that was promoted without one, and then read
+PROVEN = "read_since"  # in a verdict: number of the promotion, one without a verdict, after which it was read
 SUSPECTED = "suspected: "  # start of a suspected version's reason
 
 
@@ -61,17 +61,22 @@ class SuspicionCheck:
     def _unproven(self) -> str | None:
         """Return why the version in service needs proof.
 
-        None: a verdict promoted it, or enough answers were read under it and its predecessor. One that an operator
-        promoted may be broken, and where n-grams are drafted in its place its acceptance in service shows nothing.
+        None: a verdict promoted it, or enough answers were read under it and its predecessor since. One that an
+        operator promoted may be broken, whatever was shown of it before, and where n-grams are drafted in its place
+        its acceptance in service shows nothing.
         """
         version = self._registry.current()
-        if version is None or version.verdict.get("decision") == PROMOTED or PROVEN in version.verdict:
+        if version is None:
+            return None
+        last, verdict = self._registry.promotions()[-1], version.verdict
+        by_verdict = verdict.get("decision") == PROMOTED and verdict.get("reason") == last["reason"]
+        if by_verdict or verdict.get(PROVEN) == last["id"]:
             return None
         question = suspicion_question(self._registry)
         if question is None:
             return None
         if self._judge.has_enough(question) and self._judge.regression(question) is None:
-            self._registry.judged(version.name, version.status, {**version.verdict, PROVEN: True}, version.reason)
+            self._registry.judged(version.name, version.status, {**verdict, PROVEN: last["id"]}, version.reason)
             return None
         return f"it was promoted without a verdict; {question.against.name} served before"
 

@@ -14,6 +14,7 @@ from distillspec.errors import ConfigError
 from distillspec.serving.online.log.conversations import conversation_of, prompt_hash
 from distillspec.serving.online.log.manifest_tables import open_manifest
 from distillspec.serving.online.log.records import LogEntry, LoggedAnswer, LogKey
+from distillspec.serving.online.state.database import DatabaseFailed
 
 SUMS = ("domain", "draft", "COUNT(*)", "SUM(tokens)", "SUM(tried)", "SUM(accepted)")  # as in `DraftedText`
 COUNT = "SELECT COUNT(*) FROM answers WHERE number > ?"
@@ -246,7 +247,7 @@ class Manifest:
 
     def add_refusal(self, file: str, reason: str) -> None:
         """Count a refused file once for all processes. On a full disk it stays uncounted."""
-        with suppress(sqlite3.Error), self._database.transaction() as rows:
+        with suppress(DatabaseFailed), self._database.transaction() as rows:
             rows.execute("INSERT OR IGNORE INTO refusals VALUES (?, ?)", (file, reason))
 
     def close(self) -> None:

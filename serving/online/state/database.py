@@ -9,14 +9,20 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from distillspec.errors import RunError
+from distillspec.errors import RunError, in_one_line
 from distillspec.files import clear_disk_errors, private_file, private_folder
 
 PATIENCE_S = 30.0  # to wait for another process's transaction
 
 
+class DatabaseFailed(RunError):
+    """SQLite cannot read or write: the disk is full, the file is damaged, or others hold it for too long."""
+
+
 class Database:
     """One database file. Any thread may use it, and several processes may have it open.
+
+    Every method may raise `DatabaseFailed`.
 
     Args:
         schema: `CREATE … IF NOT EXISTS` statements.
@@ -47,18 +53,19 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Run the block as one transaction. Other writers, of this process or another, wait for its end."""
-        with self._lock:
+        with self._lock, self._clear_errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
+                self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                if self._connection.in_transaction:  # SQLite may have rolled back already, on a full disk above all
+                    self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
 
     def rows(self, query: str, arguments: Sequence[Any] = ()) -> list[sqlite3.Row]:
         """Return the rows of a SELECT."""
-        with self._lock:
+        with self._lock, self._clear_errors():
             return self._connection.execute(query, arguments).fetchall()
 
     def value(self, query: str, arguments: Sequence[Any] = ()) -> Any:
@@ -72,7 +79,7 @@ class Database:
         Raises:
             RunError: another process keeps reading the old rows. They are still in the write-ahead log.
         """
-        with self._lock:
+        with self._lock, self._clear_errors():
             self._connection.execute("VACUUM")
             busy = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
         if busy:
@@ -84,3 +91,11 @@ class Database:
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+
+    @contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        """Turn an SQLite error into one line that names the file. Other errors of the block pass."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise DatabaseFailed(f"cannot read or write {self.path}: {in_one_line(error)}") from error

@@ -121,7 +121,7 @@ class VersionRegistry:
         return self._database.value("SELECT MAX(last_request) FROM versions") or 0
 
     def promotions(self) -> list[dict[str, Any]]:
-        """Return all promotions (version, previous, reason, time_s), oldest first."""
+        """Return all promotions (id, version, previous, reason, time_s), oldest first."""
         found = self._database.rows("SELECT * FROM promotions WHERE member = ? ORDER BY id", (self.member,))
         return [dict(row) for row in found]
 

@@ -15,6 +15,7 @@ from distillspec.serving.online.judging.score import Score
 from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.records import LogEntry, LoggedAnswer
 from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.database import DatabaseFailed
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.training.base_drafts import BaseDrafts
@@ -74,6 +75,8 @@ class Scorer:
                 draft = self._draft(version, question)
                 states = states or self._states(draft)  # the second draft reads what the first one has read
                 self.table.add(version.name, self._scores(version, draft, answers, states))
+            except DatabaseFailed:  # says nothing of the draft
+                raise
             except EXPECTED as error:
                 failures[version.name] = error
         if len(failures) > 1:

@@ -80,10 +80,18 @@ class TextCodec:
             )
 
     def _token_text(self, token: int) -> str:
-        """Return the text of one token. A part of a UTF-8 character is shown as the replacement character."""
+        """Return the text of one token inside a text. A part of a UTF-8 character is the replacement character.
+
+        Many decoders drop the space before a text's first word (Llama 2's, T5's), and others put one before each later
+        word (BERT's). So the token is decoded after itself. Byte-level decoders know no places.
+        """
         if self.tokenizer is None:
             return f"token_id:{token}"
-        return str(self.tokenizer.decode([token]))
+        alone = str(self.tokenizer.decode([token]))
+        if self._bytes_of:
+            return alone
+        twice = str(self.tokenizer.decode([token, token]))
+        return twice[len(alone) :] if twice.startswith(alone) else alone
 
     def token_bytes(self, token: int) -> list[int]:
         """Return the UTF-8 bytes of a token. Exact for byte-level tokenizers, also for parts of a character."""

@@ -56,6 +56,9 @@ def refusal(line: str) -> str | None:
         ("serve loss.chunk_tokens=9", "loss.chunk_tokens=9 needs online=on or online=decoupled"),
         ("serve tracker=tensorboard", "tracker=tensorboard needs online=on or online=decoupled"),
         ("serve online.folder=f", "online.folder=f needs online=on or online=decoupled"),
+        ("serve online=decoupled adapt.lora_rank=8", "lora_rank=8 needs online=on; with online=decoupled give it to"),
+        ("serve online=decoupled loss=tvd", "loss=tvd needs online=on; with online=decoupled give it to distill adapt"),
+        ("versions action=gc online.keep_versions=9", "keep_versions=9 needs distill serve; .* takes keep=N"),
         (
             "serve engine.proposer=prompt_lookup engine.draft_confidence=.3",
             "draft_confidence=.3 needs engine.proposer=draft_model or engine.proposer=lookup_else_model",
@@ -63,6 +66,7 @@ def refusal(line: str) -> str | None:
         ("serve engine.selection=lbss", "engine.selection=lbss needs drafts="),
         ("bench bench.prompts=[p] engine.selection=random", "engine.selection=random needs drafts="),
         ("serve engine.controller=fixed engine.lengths=request", "lengths=request needs engine.controller=goodput"),
+        ("adapt adapt.offline=text", "adapt.offline=text needs adapt.offline_share"),
         ("adapt adapt.accepted_weight=.5", "adapt.accepted_weight=.5 needs adapt.positions=weighted"),
         ("adapt adapt.mode=flush adapt.replay_share=.5", "adapt.replay_share=.5 needs adapt.mode=replay"),
         ("adapt once=true max_updates=3", "max_updates=3 needs once=false"),

@@ -18,7 +18,7 @@ from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
 from distillspec.files import sha256_of
 from distillspec.models import LanguageModel, initialise_draft, load_draft, read_metadata, save_draft
-from distillspec.models.checkpoint import TargetRecord
+from distillspec.models.checkpoint import METADATA, TargetRecord
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model
 from distillspec.models.tokenizers import tokenizer_size
@@ -123,6 +123,10 @@ def test_a_folder_that_is_no_draft_is_refused(target: LanguageModel, tmp_path: P
         load_draft(plain_folder(target, tmp_path / "plain"), target)
     with pytest.raises(ConfigError, match="is not a distillspec draft"):
         read_metadata(tmp_path / "nowhere")
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / METADATA).write_text('{"kind": "ea')
+    with pytest.raises(ConfigError, match=r"cut is damaged: distillspec\.json is no JSON"):
+        read_metadata(tmp_path / "cut")
 
 
 def test_a_tied_whole_draft_survives_saving(random_model, tmp_path: Path) -> None:

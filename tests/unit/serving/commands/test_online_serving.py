@@ -108,6 +108,11 @@ def test_drafts_are_tried_and_promoted_by_hand(learn: StartLearning) -> None:
     wait_for(lambda: used() == second.name)
     assert adaptation.registry.current() == first  # a restart would take the first
     assert greedy(running) == quiet
+    known = adaptation.registry.versions()
+    assert running.admin("POST", "drafts/rollback")["version"] == first.served_as
+    wait_for(lambda: used() == first.name)
+    assert adaptation.registry.versions() == known, "nothing was promoted, and nothing is rolled back"
+    assert running.admin("POST", "drafts/rollback")[0] == 409
     assert running.admin("POST", "drafts/promote", {"draft": second.name})["version"] == second.served_as
     promoted = adaptation.registry.current()
     assert promoted is not None

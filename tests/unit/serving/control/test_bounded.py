@@ -14,15 +14,8 @@ from distillspec.models import LanguageModel
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.base.requests import RequestRefused
 from distillspec.serving.base.rows import BatchView, RowView
-from distillspec.serving.control.allocation import (
-    Allocation,
-    Batch,
-    best_by_row,
-    best_for_all,
-    every_length,
-    expected,
-)
 from distillspec.serving.control.bounded import best_within
+from distillspec.serving.control.chain_batch import ChainBatch
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
@@ -41,15 +34,28 @@ def mixture(per_context: float, per_token: float, fixed: float, per_expert: floa
     return CostTable.rising(costs, per_context)
 
 
-def worst(batch: Batch, found: Allocation, bounds: numpy.ndarray) -> float:
-    """The worst row's expected time per token over its bound, by definition."""
-    rows = zip(batch.survival, found.lengths.tolist(), bounds, strict=True)
-    return max(found.seconds / (1 + sum(survival[:length])) / bound for survival, length, bound in rows)
+def every(batch: ChainBatch) -> numpy.ndarray:
+    """All lengths of all rows `[m, n]`."""
+    return numpy.array([*product(*(range(limit + 1) for limit in batch.limits))])
 
 
-def within(batch: Batch, bounds: numpy.ndarray, *, alike: bool = False) -> tuple[Allocation, float]:
-    free = (best_for_all if alike else best_by_row)(batch)
-    return best_within(batch, bounds, free, free.goodput, alike=alike)
+def worst(batch: ChainBatch, lengths: numpy.ndarray, bounds: numpy.ndarray) -> numpy.ndarray:
+    """The worst row's expected time per token over its bound, by definition, for lengths `[m, n]`."""
+    emitted = [[1 + sum(s[:k]) for s, k in zip(batch.survival, own, strict=True)] for own in lengths.tolist()]
+    taken = [one.seconds for one in batch.expected(lengths)]
+    found: numpy.ndarray = (numpy.array(taken)[:, None] / numpy.array(emitted) / bounds).max(1)
+    return found
+
+
+def rates(batch: ChainBatch, lengths: numpy.ndarray) -> numpy.ndarray:
+    return numpy.array([one.goodput for one in batch.expected(lengths)])
+
+
+def within(batch: ChainBatch, bounds: numpy.ndarray, *, alike: bool = False) -> tuple[numpy.ndarray, float]:
+    """The best lengths within bounds `[1, n]`, where those without bounds are the best ones of all."""
+    free = batch.alike if alike else every(batch)
+    found, excess = best_within(batch, bounds, free[rates(batch, free).argmax()], alike=alike)
+    return found[None], excess
 
 
 @settings(max_examples=150, deadline=None)
@@ -64,33 +70,32 @@ def test_the_best_within_bounds_is_brute_forces(
     limits = numpy.array([limit for _, limit, _, _ in rows])
     contexts = numpy.array([context for _, _, context, _ in rows])
     bounds = numpy.array([bound if bounded or i else numpy.inf for i, (_, _, _, bound) in enumerate(rows)])
-    batch = Batch(survival, limits, contexts, latency)
-    every = expected(batch, numpy.array([*product(*(range(limit + 1) for limit in limits))]))
-    lengths_alike = expected(batch, numpy.minimum(limits, numpy.arange(4)[:, None]))
-    for alike, choices in ((False, every), (True, lengths_alike)):
+    batch = ChainBatch(survival, limits, contexts, latency)
+    for alike, choices in ((False, every(batch)), (True, batch.alike)):
         found, excess = within(batch, bounds, alike=alike)
-        assert excess == pytest.approx(worst(batch, found, bounds))
-        assert (found.lengths <= limits).all()
-        kept = [one for one in choices if worst(batch, one, bounds) <= 1]
-        if kept:
-            assert worst(batch, found, bounds) <= 1 + 1e-9
-            assert found.goodput == pytest.approx(max(one.goodput for one in kept))
+        assert excess == pytest.approx(worst(batch, found, bounds)[0])
+        assert (found <= limits).all()
+        excesses = worst(batch, choices, bounds)
+        if (kept := excesses <= 1).any():
+            assert excess <= 1 + 1e-9
+            assert rates(batch, found)[0] == pytest.approx(rates(batch, choices[kept]).max())
         else:
-            assert worst(batch, found, bounds) == pytest.approx(min(worst(batch, one, bounds) for one in choices))
+            assert excess == pytest.approx(excesses.min())
 
 
 def test_bounds_hold_where_tokens_cost_differently_too() -> None:
     generator, kept = numpy.random.default_rng(0), 0
     for _ in range(60):
         latency = LatencyModel(CostTable.line(1e-4, 0.02, 0.3), CostTable.line(1e-4, 0.01, 0.05))
-        survival, contexts = generator.random((6, 4)).cumprod(1), generator.integers(0, 400, 6)
-        batch = Batch(survival, numpy.full(6, 4), contexts, latency)
-        bounds, free = generator.uniform(0.5, 1.2, 6), best_by_row(batch)
+        survival, contexts = generator.random((4, 4)).cumprod(1), generator.integers(0, 400, 4)
+        batch = ChainBatch(survival, numpy.full(4, 4), contexts, latency)
+        bounds, all_lengths = generator.uniform(0.4, 1.0, 4), every(batch)
         found, _ = within(batch, bounds)
-        if any(worst(batch, one, bounds) <= 1 for one in every_length(batch)):
-            assert worst(batch, found, bounds) <= 1 + 1e-9
-            kept += worst(batch, free, bounds) > 1
-    assert kept > 10, "bounds that can be kept, and that the best lengths without bounds break"
+        if (worst(batch, batch.alike, bounds) <= 1).any():
+            assert worst(batch, found, bounds)[0] <= 1 + 1e-9
+            free = all_lengths[[rates(batch, all_lengths).argmax()]]
+            kept += int(worst(batch, free, bounds)[0] > 1)
+    assert kept > 5, "bounds that can be kept, and that the best lengths without bounds break"
 
 
 def test_little_is_lost_where_tokens_cost_differently() -> None:
@@ -98,15 +103,13 @@ def test_little_is_lost_where_tokens_cost_differently() -> None:
     for trial in range(200):
         latency = LatencyModel(mixture(1e-4, 0.02, 0.3, 0.05 * (trial % 2)), CostTable.line(1e-3, 0.01, 0.05))
         survival, contexts = generator.random((3, 3)).cumprod(1), generator.integers(0, 400, 3)
-        batch = Batch(survival, numpy.full(3, 3), contexts, latency)
-        bounds = generator.uniform(0.4, 1.2, 3)
-        every = expected(batch, numpy.array([*product(range(4), repeat=3)]))
-        goodputs = [one.goodput for one in every if worst(batch, one, bounds) <= 1]
-        if goodputs:
+        batch = ChainBatch(survival, numpy.full(3, 3), contexts, latency)
+        bounds, lengths = generator.uniform(0.4, 1.2, 3), every(batch)
+        if (fits := worst(batch, lengths, bounds) <= 1).any():
             found, excess = within(batch, bounds)
             assert excess <= 1 + 1e-9
-            assert worst(batch, found, bounds) <= 1 + 1e-9
-            kept.append(found.goodput / max(goodputs))
+            assert worst(batch, found, bounds)[0] <= 1 + 1e-9
+            kept.append(rates(batch, found)[0] / rates(batch, lengths[fits]).max())
     assert len(kept) > 50
     assert min(kept) > 0.98
 

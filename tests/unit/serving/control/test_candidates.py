@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 import numpy
 import pytest
 
@@ -19,9 +17,6 @@ def test_parents_and_elder_siblings_come_first() -> None:
         assert len(path) == 1 or path[:-1] in before
         assert path[-1] == 0 or (*path[:-1], path[-1] - 1) in before
         assert nodes.parents[place] == (nodes.paths.index(path[:-1]) if len(path) > 1 else -1)
-    families = [[int(own) for own in family if own < 24] for family in nodes.families]
-    assert sorted(chain.from_iterable(families)) == list(range(24))
-    assert all([nodes.paths[own][-1] for own in family] == list(range(len(family))) for family in families)
 
 
 def test_the_chain_is_always_there_and_the_widest_hopes_come_next() -> None:
@@ -51,15 +46,3 @@ def test_sets_of_nodes_make_shapes() -> None:
     assert nodes.shape(nodes.spine) == TreeShape.full((1, 1, 1))
     assert nodes.shape(numpy.zeros(15, dtype=bool)) == TreeShape()
     assert shape_of([(0,), (1,), (1, 0)]) == TreeShape(((2,), (0, 1)))
-
-
-def test_the_likeliest_nodes_come_first_behind_their_parents_and_elder_siblings() -> None:
-    nodes = candidates((3, 2, 2), 18)
-    gains = nodes.survival(numpy.random.default_rng(1).random((1, 3, 3)))[0]
-    found = nodes.best_first(gains)
-    assert sorted(node for node, _ in found) == list(range(len(nodes)))
-    assert [gain for _, gain in found] == sorted([gain for _, gain in found], reverse=True)
-    for count in range(1, len(nodes) + 1):
-        taken = numpy.zeros(len(nodes), dtype=bool)
-        taken[[node for node, _ in found[:count]]] = True
-        assert nodes.shape(taken).nodes == count

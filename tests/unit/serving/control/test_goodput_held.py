@@ -14,8 +14,9 @@ from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.base.shape import chain_shape
 from distillspec.serving.control.candidates import candidates
+from distillspec.serving.control.choice import EXPLORE_EVERY
 from distillspec.serving.control.decision import Decision
-from distillspec.serving.control.goodput import EXPLORE_EVERY, GoodputController
+from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.held_plan import HELD, MOST_HELD, HeldPlan
 from distillspec.serving.costs.live_latency import LiveLatency, RowWork
 

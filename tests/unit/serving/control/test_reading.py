@@ -7,7 +7,7 @@ import pytest
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.reading import PAYS_BACK, far_behind, readable, steps_to_pay, without
+from distillspec.serving.control.reading import PAYS_BACK, readable, steps_to_pay
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -22,18 +22,6 @@ def rows(unread: int, left: int, count: int = 4) -> tuple[RowView, ...]:
 def test_reading_pays_in_no_more_steps_than_an_answer_has() -> None:
     assert steps_to_pay(MANY, 2.0) == PAYS_BACK
     assert steps_to_pay(10, 2.0) == 5.0
-
-
-def test_rows_far_behind_are_those_that_would_draft_by_a_model() -> None:
-    own = [
-        RowView("read", 300, 4, unread_tokens=2),
-        RowView("behind", 300, 4, unread_tokens=200),
-        RowView("plain", 300, 4, unread_tokens=200),
-        RowView("named", 300, 4, drafted_by_model=False, unread_tokens=200),
-    ]
-    behind = far_behind(own, [1, 1, 0, 1])
-    assert [row.sequence_id for row in behind] == ["behind"]
-    assert [row.limit for row in without(own, behind)] == [4, 0, 4, 4]
 
 
 @pytest.mark.parametrize(

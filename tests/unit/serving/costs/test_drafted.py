@@ -34,18 +34,8 @@ def test_they_are_what_a_step_takes_longer(
     assert costs.of(numpy.array(lengths)).tolist() == pytest.approx(wanted)
 
 
-def test_one_more_token_costs_at_least_the_least() -> None:
-    """Where draft passes cost a line by their rows, and one is run for the token's depth anyway."""
-    latency = LatencyModel(TARGET, CostTable.line(0.002, 0.05, 0.3))
-    costs = DraftedCosts(latency, numpy.array([3, 50]), 2)
-    both, one = costs.of(numpy.array([[2, 2], [2, 1]]))
-    assert costs.least_s[1] == pytest.approx(0.002 * 50 + 0.05 + 0.1 / 3)
-    assert both - one >= costs.least_s[1]
-
-
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize(("rows", "most"), [(0, 4), (1, 0), (0, 0)])
 def test_nothing_to_draft_costs_nothing(rows: int, most: int, at_once: bool) -> None:
     costs = DraftedCosts(LatencyModel(TARGET, DRAFT, at_once=at_once), numpy.full(rows, 9), most)
     assert costs.of(numpy.zeros((1, rows), dtype=numpy.int64)).tolist() == [0.0]
-    assert costs.least_s.shape == (rows,)

@@ -75,3 +75,14 @@ def test_many_rows_are_changed_as_each_is_alone(truncated: bool) -> None:
         assert torch.equal(found, wanted)
         changed += int((found != logits).any())
     assert changed > 100
+
+
+def test_ids_that_the_head_lacks_change_no_other_row() -> None:
+    """A tokenizer may have more ids than the head has rows, and bad words are encoded by it."""
+    request = Request("a", (1,), SamplingParams(bad_words=("x",)))
+    words = ((VOCAB,), (VOCAB + 3,), (2,))
+    sequence = SequenceState("a", request, 0, 0, [1], frozenset(), 64, bad_words=words)
+    logits, columns = torch.zeros(2, VOCAB), Columns(VOCAB)
+    transform(logits, [Place(sequence, ()), Place(sequence, (5,))], columns)
+    assert logits.isinf().nonzero().tolist() == [[0, 2], [1, 2]]
+    assert columns.of_values({VOCAB: 1.0, 3: 2.0}) == {3: 2.0}

@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from distillspec.models import LanguageModel
+from distillspec.models.slot_attention import slot_attention_in
+from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.beside import SWITCH_S, Beside
+from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.runner import ModelRunner
 
 
 @pytest.fixture
@@ -62,3 +68,23 @@ def test_a_call_that_raises_leaves_nothing_behind(two_threads: None) -> None:
         threading.excepthook = hook
     assert isinstance(raised[0], ZeroDivisionError)
     assert (sys.getswitchinterval(), torch.get_num_threads()) == (pytest.approx(usual), 2)
+
+
+def test_any_pass_takes_the_threads_back(
+    two_threads: None, draft: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes of few tokens run no compiled code, and are all that follows a short compilation."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    end = threading.Event()
+    Beside(lambda: end.wait(60) and None)
+    runner = ModelRunner(draft, SlotCache(1, 64))
+    with torch.no_grad(), slot_attention_in(draft.model):
+        runner.read([RowInput(0, 0, [3, 4])])
+        assert torch.get_num_threads() == 1
+        end.set()
+        for place in range(2, 60):
+            runner.read([RowInput(0, place, [5])])
+            if torch.get_num_threads() == 2:
+                break
+            time.sleep(0.05)
+    assert torch.get_num_threads() == 2

@@ -140,6 +140,11 @@ def test_a_specialist_serves_once_it_is_better_and_leaves_when_it_is_rolled_back
     (candidate,) = run_trainer(eager, lambda: False, once=True)
     assert candidate.member == made.name
     made.gatekeeper.try_out(candidate.name)
+    server.serve(1, "code")
+    assert server.serving()[made.name] == candidate.served_as
+    assert made.gatekeeper.roll_back_by_hand() == made.registry.current()
+    server.serve(2, "code")
+    assert list(server.engine.drafts) == list(NAMES), "what was tried left again"
     assert made.on_trial, "only a promotion ends a trial"
     server.serve_until_judged(candidate.name, Trainers(eager), "code")
     server.serve(1, "code")

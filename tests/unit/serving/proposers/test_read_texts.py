@@ -63,13 +63,15 @@ def test_one_that_does_not_draft_is_not_waited_for(texts: ReadTexts) -> None:
     assert texts.catch_up([other]) == {"other"}
 
 
-@pytest.mark.parametrize("event", ["left", "distrusted", "not sound"])
+@pytest.mark.parametrize("event", ["left and dropped", "left", "distrusted", "not sound"])
 def test_what_is_no_longer_there_is_not_copied(texts: ReadTexts, event: str) -> None:
     one, other = both(texts, 100)
     texts.catch_up([one])
     for held in texts.runner.cache.tensors():
         held[0] = float("nan")
-    if event == "left":
+    if event == "left and dropped":
+        texts.leave_slot(one)
+    elif event == "left":
         texts.leave_slot(one)
         texts.enter_slot(sequence_of("third", 0, [9] * 50), None)
     elif event == "distrusted":

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from distillspec.serving.base.rows import Option
-from distillspec.serving.control.sources import chain_goodput
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.selection.batch import RATE, Habit, Others
@@ -34,8 +33,9 @@ def two_tokens_each(source: str, rows: int) -> float:
 
 def test_alone_it_is_the_goodput_of_the_rows_own_chain() -> None:
     for source in ("a", "large"):
-        own = goodput(Others.of([], 100, {}), option(source))
-        assert own == pytest.approx(chain_goodput(SURVIVAL, option(source), 100, 1, COSTS), rel=1e-9)
+        own, costs = goodput(Others.of([], 100, {}), option(source)), COSTS.of_draft(False, source)
+        rates = [(1 + sum(SURVIVAL[:length])) / costs.step_s([100], [length]) for length in range(1, 5)]
+        assert own == pytest.approx(max(rates), rel=1e-9)
         fixed = goodput(Others.of([], 100, {}), option(source), fixed=2)
         assert fixed == pytest.approx(two_tokens_each(source, 1), rel=1e-9)
 

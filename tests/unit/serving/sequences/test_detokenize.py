@@ -61,3 +61,27 @@ def test_an_unfinished_character_at_the_end_becomes_a_replacement() -> None:
     first = TOKENIZER("é")["input_ids"][0]
     assert detokenizer.add(first) == ""
     assert detokenizer.flush() == "\ufffd"
+
+
+class Counting:
+    """The tokenizer, and the most ids that it was asked to decode at once."""
+
+    def __init__(self) -> None:
+        self.most = 0
+
+    def decode(self, ids: list[int], **named: bool) -> str:
+        self.most = max(self.most, len(ids))
+        return str(TOKENIZER.decode(ids, **named))
+
+
+@pytest.mark.parametrize("token", [TOKENIZER.eos_token_id, TOKENIZER("é")["input_ids"][0]])
+def test_tokens_without_text_are_not_decoded_again_and_again(token: int) -> None:
+    counting = Counting()
+    detokenizer = Detokenizer(counting, TOKENIZER("before")["input_ids"])  # type: ignore[arg-type]
+    for _ in range(500):
+        detokenizer.add(token)
+    assert counting.most < 200
+    for own in TOKENIZER("after")["input_ids"]:
+        detokenizer.add(own)
+    detokenizer.flush()
+    assert detokenizer.text.endswith("after")

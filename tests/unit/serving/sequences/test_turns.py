@@ -101,3 +101,13 @@ def test_one_request_beside_a_flood_is_answered_at_once(target: LanguageModel, m
         engine.check_integrity()
     assert len(ended) == 41
     assert ended.index("one") - before <= 4  # two are in slots, and one may share its turn
+
+
+def test_who_waits_keeps_its_turn_when_others_are_forgotten() -> None:
+    turns = TenantTurns()
+    for tenant in range(MANY + 1):
+        turns.begin(asked(str(tenant)), turns.take(asked(str(tenant))))
+    turns.begin(asked("late"), 5000)
+    waits = turns.take(asked("silent before"))
+    assert waits == 5000
+    assert turns.take(asked("newcomer")) >= waits

@@ -32,14 +32,36 @@ def test_nobody_decodes() -> None:
     assert learned().tokens(0, 1000) == 512
 
 
-def test_little_is_read_until_the_cost_is_known() -> None:
+def test_a_step_without_prompts_and_one_with_few_tokens_tell_the_cost() -> None:
     pace = PrefillPace(512, 0.5)
-    assert pace.tokens(3, 100) == LEAST
+    assert pace.tokens(3, 100) == 0
     pace.observe(result(100))
-    assert pace.tokens(3, 100) == LEAST, "nothing to compare it with"
+    assert pace.tokens(3, 100) == 0, "nothing to compare it with"
     pace.observe(result(0, decoding=False, plain_s=9.0))
-    assert pace.tokens(3, 100) == LEAST, "an empty step says nothing"
-    assert PrefillPace(8, 0.5).tokens(3, 100) == 8
+    assert pace.tokens(3, 100) == 0, "an empty step says nothing"
+    pace.observe(result(0))
+    assert pace.tokens(3, 100) == LEAST
+    pace.observe(result(LEAST))
+    assert pace.tokens(3, 100) > LEAST
+    small = PrefillPace(8, 0.5)
+    small.observe(result(0))
+    assert small.tokens(3, 100) == 8
+
+
+def test_an_engine_that_starts_under_load_learns_the_cost(target: LanguageModel, make_engine: MakeEngine) -> None:
+    """There is always a prompt to read, so that no step is without one by itself."""
+    engine = make_engine(max_slots=8, prefill_slowdown=100.0, prefill_chunk=64)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    for number in range(12):
+        engine.submit(Request(str(number), tuple((7 * place + number) % 200 + 3 for place in range(150)), params))
+    read = []
+    while engine.has_work:
+        result = engine.step().result
+        assert result is not None
+        if result.view.rows:
+            read.append(result.prefill_tokens)
+    assert read.count(LEAST) <= 2
+    assert max(read) == 64
 
 
 @pytest.mark.parametrize("slowdown", [0.5, 1.0])

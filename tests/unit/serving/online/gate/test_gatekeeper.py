@@ -13,6 +13,7 @@ import pytest
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, save_draft
 from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.database import DatabaseFailed
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
@@ -152,6 +153,86 @@ def test_what_is_promoted_elsewhere_is_followed(
     keeper.work()
     assert keeper.serving == registry.current() == registry.get(chosen.name)
     assert swapped == [chosen.name]
+
+
+def test_a_rollback_by_hand_ends_a_trial_and_demotes_nothing(
+    settings: OnlineSettings, registry: VersionRegistry, logged: ReplayLog, target: LanguageModel
+) -> None:
+    first = registry.current()
+    assert first is not None
+    good, bad = (candidate(registry, nearly_the_target(target), target) for _ in range(2))
+    swapped: list[str] = []
+    keeper = keeper_of(settings, registry, logged, swap=lambda version, _: swapped.append(version.name))
+    for serving in (first, good):  # the first has no predecessor
+        if serving is good:
+            keeper.promote_by_hand(good.name)
+        keeper.try_out(bad.name)
+        before = registry.versions(), registry.promotions()
+        assert keeper.roll_back_by_hand() == registry.get(serving.name) == keeper.serving
+        assert (registry.versions(), registry.promotions()) == before
+    assert swapped == [bad.name, first.name, good.name, bad.name, good.name]
+    assert keeper.roll_back_by_hand().name == first.name
+    assert registry.get(good.name).status == "rolled_back"
+
+
+def test_a_version_that_is_promoted_is_tried_out_no_longer(
+    settings: OnlineSettings, registry: VersionRegistry, logged: ReplayLog, target: LanguageModel
+) -> None:
+    first, chosen = registry.current(), candidate(registry, nearly_the_target(target), target)
+    assert first is not None
+    keeper = keeper_of(settings, registry, logged, swap=lambda version, acceptance: None)
+    keeper.try_out(chosen.name)
+    keeper.promote_by_hand(chosen.name)
+    assert keeper.roll_back_by_hand().name == first.name
+    assert registry.get(chosen.name).status == "rolled_back"
+
+
+def _full(*words: object, **named: object) -> Version:
+    raise DatabaseFailed("cannot read or write registry.sqlite: database or disk is full")
+
+
+def test_a_registry_that_cannot_be_written_costs_no_candidate(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    logged: ReplayLog,
+    target: LanguageModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    better = candidate(registry, nearly_the_target(target), target)
+    scored(settings)
+    keeper = keeper_of(settings, registry, logged)
+    with monkeypatch.context() as full:
+        full.setattr(registry, "promote", _full)
+        with pytest.raises(DatabaseFailed):
+            keeper.work()
+    assert registry.get(better.name).status == "candidate"
+    keeper.work()
+    assert registry.get(better.name).status == "promoted"
+
+
+def test_a_refused_version_goes_back_once_the_registry_can_be_written(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    logged: ReplayLog,
+    target: LanguageModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, refused = registry.current(), candidate(registry, nearly_the_target(target), target)
+
+    def swap(version: Version, acceptance: float | None) -> None:
+        if version.name == refused.name:
+            raise ConfigError("no room for it")
+
+    keeper = keeper_of(settings, registry, logged, swap=swap)
+    registry.promote(refused.name, "by hand, elsewhere")
+    with monkeypatch.context() as full:
+        full.setattr(registry, "rollback", _full)
+        with pytest.raises(DatabaseFailed):
+            keeper.follow()
+    keeper.follow()
+    assert first is not None
+    assert keeper.serving == registry.current() == registry.get(first.name)
+    assert registry.get(refused.name).status == "rolled_back"
 
 
 def test_scores_are_read_again_only_where_there_are_new_ones(

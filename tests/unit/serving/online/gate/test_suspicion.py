@@ -34,8 +34,8 @@ from .conftest import candidate, evidence, feed, keeper_of, nearly_the_target, p
 
 def promote_as_judged(registry: VersionRegistry, version: Version) -> None:
     """Promote a version as the gate does, with a verdict."""
-    registry.promote(version.name, "better")
-    registry.judged(version.name, "promoted", {"decision": "promoted"}, "")
+    registry.promote(version.name, "")
+    registry.judged(version.name, "promoted", {"decision": "promoted", "reason": ""}, "")
 
 
 def test_a_regression_after_the_gate_is_rolled_back_within_500_requests(
@@ -154,6 +154,16 @@ def test_a_suspicion_ends_with_the_service_of_its_version(suspected: Gatekeeper,
     assert suspected.suspicion is None
 
 
+def test_a_suspicion_outlives_the_trial_of_another_version(suspected: Gatekeeper, registry: VersionRegistry) -> None:
+    serving = registry.current()
+    suspected.try_out(registry.versions()[0].name)
+    suspected.roll_back_by_hand()
+    suspected.served.finish([ended()] * CHECK_EVERY)  # type: ignore[union-attr]
+    suspected.work()
+    assert suspected.suspicion is not None
+    assert suspected.serving == registry.current() == serving
+
+
 def test_acceptance_that_recovers_clears_the_version(suspected: Gatekeeper, registry: VersionRegistry) -> None:
     serving, served = suspected.serving, suspected.served
     assert serving is not None
@@ -264,6 +274,38 @@ def test_a_version_that_the_gate_promoted_is_not_suspected(
     assert keeper.serving is not None
     assert keeper.serving.name == better.name
     assert keeper.suspicion is None
+
+
+@pytest.mark.parametrize("judged", [True, False], ids=["the gate's verdict", "answers read since"])
+def test_what_was_shown_before_proves_nothing_of_a_promotion_by_hand(
+    settings: OnlineSettings, logged: ReplayLog, target: LanguageModel, small_draft: LanguageModel, judged: bool
+) -> None:
+    now_s = [500.0]
+    registry = VersionRegistry(settings.layout.versions, clock=lambda: now_s[0])
+    registry.promote(candidate(registry, small_draft, target).name, "first draft")
+    better = candidate(registry, nearly_the_target(target), target)
+    keeper = keeper_of(settings, registry, logged, served=ServedAcceptance(settings.gate))
+
+    def look() -> None:
+        keeper.served.finish([ended()] * CHECK_EVERY)  # type: ignore[union-attr]
+        keeper.work()
+
+    if judged:
+        scored(settings)
+        keeper.judge_newest()
+    else:
+        keeper.promote_by_hand(better.name)
+        scored(settings, suspected=True)
+    look()
+    assert keeper.serving is not None
+    assert (keeper.serving.name, keeper.suspicion) == (better.name, None)
+    registry.rollback("worse in service")
+    keeper.follow()
+    now_s[0] = 1500.0  # later than all answers
+    keeper.promote_by_hand(better.name)
+    look()
+    assert keeper.suspicion is not None
+    assert keeper.suspicion.reason.startswith("it was promoted without a verdict")
 
 
 def test_a_version_that_came_back_is_not_suspected(

@@ -142,7 +142,16 @@ def test_a_set_that_is_none_is_said_before_anything_begins(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert (
-        main(["adapt", "target=tiny", f"online.folder={settings.online.folder}", "adapt.offline=nowhere", "once=true"])
+        main(
+            [
+                "adapt",
+                "target=tiny",
+                f"online.folder={settings.online.folder}",
+                "adapt.offline=nowhere",
+                "adapt.offline_share=0.2",
+                "once=true",
+            ]
+        )
         == 2
     )
     said = capsys.readouterr().err

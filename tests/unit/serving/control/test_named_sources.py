@@ -15,7 +15,7 @@ from distillspec.serving.base.tree import DRAFT, NGRAM
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.held_plan import HELD
 from distillspec.serving.control.named_rest import REST
-from distillspec.serving.control.priced_steps import PricedSteps, trials_of_drafts, without_likely, without_named
+from distillspec.serving.control.named_sources import NamedSources, trials_of_drafts, without_likely, without_named
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -128,7 +128,7 @@ def test_sources_must_bring_more_than_planning_with_them_takes(planning_s: float
 
 
 def test_a_plain_step_counts_without_planning() -> None:
-    steps, seen = PricedSteps(4, None), view(0.9, names="abc")
+    steps, seen = NamedSources(), view(0.9, names="abc")
     why = GoodputController(4, COSTS).decide(seen)
     result = StepResult((), seen, Plan(()), 0, 0.0, 0.02, 0.03, planning_s=0.004)
     assert steps.learn(result, why, (2, 2.0)) == pytest.approx(0.03)

@@ -10,7 +10,8 @@ from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.rows import BatchView, Option, RowView, evidence
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.sources import choose_sources
+from distillspec.serving.control.offers import Chosen
+from distillspec.serving.control.price_list import PriceList
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -28,34 +29,33 @@ def learnt(lookup: float, model: float) -> AcceptanceEstimate:
     return estimate
 
 
+def chosen(row: RowView, acceptance: AcceptanceEstimate, costs: LatencyModel = COSTS) -> Chosen:
+    return PriceList([row], 4, acceptance, costs).plan([row]).chosen[0]
+
+
 @pytest.mark.parametrize(
     ("lookup", "model", "source"), [(0.9, 0.5, "lookup"), (0.05, 0.6, "draft"), (0.5, 0.5, "lookup")]
 )
 def test_the_source_that_earns_more_is_taken(lookup: float, model: float, source: str) -> None:
-    (chosen,) = choose_sources([ROW], learnt(lookup, model), COSTS)
-    assert chosen.source == source
-    assert chosen.drafted_by_model == chosen.wide == (source == "draft")
-    assert chosen.match == (8 if source == "lookup" else 0)
-    assert (chosen.sequence_id, chosen.context_tokens, chosen.others) == ("a", 100, ())
+    row = chosen(ROW, learnt(lookup, model)).row
+    assert row.source == source
+    assert row.drafted_by_model == row.wide == (source == "draft")
+    assert row.match == (8 if source == "lookup" else 0)
+    assert (row.sequence_id, row.context_tokens, row.others) == ("a", 100, ())
 
 
 def test_a_dear_draft_is_left_where_a_lookup_comes_free() -> None:
     dear = replace(COSTS, draft=CostTable.line(0.0, 1e-3, 3e-2))
     estimate = learnt(0.3, 0.6)
-    assert choose_sources([ROW], estimate, COSTS)[0].source == "draft"
-    assert choose_sources([ROW], estimate, dear)[0].source == "lookup"
+    assert chosen(ROW, estimate).row.source == "draft"
+    assert chosen(ROW, estimate, dear).row.source == "lookup"
 
 
 def test_a_short_lookup_gives_way_to_a_longer_draft() -> None:
     one = ROW._replace(limit=1)
     estimate = learnt(0.8, 0.75)
-    assert choose_sources([ROW], estimate, COSTS)[0].source == "lookup"
-    assert choose_sources([one], estimate, COSTS)[0].source == "draft"
-
-
-def test_rows_with_one_source_stay() -> None:
-    rows = (RowView("a", 100, 4), RowView("b", 100, 0))
-    assert choose_sources(rows, learnt(0.5, 0.5), COSTS) == rows
+    assert chosen(ROW, estimate).row.source == "lookup"
+    assert chosen(one, estimate).row.source == "draft"
 
 
 def test_the_controller_plans_for_the_chosen_source_and_learns_of_it() -> None:

@@ -1,18 +1,20 @@
-"""Lengths for rows of several drafts, against all choices by enumeration."""
+"""Rows of several drafts: lengths against all choices by enumeration, and within bounds."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy
 import pytest
 
 from distillspec.serving.base.acceptance import RowResult
-from distillspec.serving.base.rows import BatchView, RowView
+from distillspec.serving.base.rows import RowView
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.allocation import best_by_row
+from distillspec.serving.control.bounded import best_within
 from distillspec.serving.control.candidates import candidates
-from distillspec.serving.control.step_batch import StepBatch
+from distillspec.serving.control.chain_batch import ChainBatch
+from distillspec.serving.control.price_list import PriceList
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -56,10 +58,11 @@ def seconds(rows: list[RowView], lengths: tuple[int, ...], prefill: int) -> floa
 @pytest.mark.parametrize("prefill", [0, 20])
 @pytest.mark.parametrize("sources", [["a", "b"], ["b", "a", "b", "c"], ["c", "b", "a", "a"]])
 def test_lengths_are_near_the_best_of_all_choices(sources: list[str], prefill: int) -> None:
+    kept = []
     for seed in range(6):
         rows = [RowView(f"r{n}", 50 + 40 * n, MOST, source=source) for n, source in enumerate(sources)]
         acceptance = learnt(seed, sources)
-        batch = StepBatch.of(BatchView(tuple(rows), prefill), MOST, acceptance, COSTS)
+        prices = PriceList(rows, MOST, acceptance, COSTS, prefill_tokens=prefill)
         chances = acceptance.chances([row.sequence_id for row in rows], sources)[..., 0]
         survival = numpy.concatenate([numpy.ones((len(rows), 1)), chances.cumprod(1)], 1)
 
@@ -67,43 +70,42 @@ def test_lengths_are_near_the_best_of_all_choices(sources: list[str], prefill: i
             tokens = sum(survival[n, : k + 1].sum() for n, k in enumerate(lengths))
             return float(tokens / seconds(rows, lengths, prefill))
 
-        found = batch.best(alike=False)
+        found = prices.plan(rows)
         best = max(product(range(MOST + 1), repeat=len(rows)), key=goodput)
-        own = tuple(found.lengths.tolist())
-        assert goodput(own) > 0.99 * goodput(best)
+        own = tuple(found.depths)
+        kept.append(goodput(own) / goodput(best))
         assert found.goodput == pytest.approx(goodput(own), rel=1e-9)
-        assert batch.plain.goodput == pytest.approx(goodput((0,) * len(rows)), rel=1e-9)
-        ones = batch.expected(numpy.ones(len(rows), dtype=numpy.int64))
+        assert prices.plain(rows).goodput == pytest.approx(goodput((0,) * len(rows)), rel=1e-9)
+        ones = prices.chains(rows, [1] * len(rows))
         assert ones.goodput == pytest.approx(goodput((1,) * len(rows)), rel=1e-9)
+    assert min(kept) > 0.98
+    assert numpy.mean(kept) > 0.995
 
 
 def test_trees_of_several_drafts_are_priced_together() -> None:
     rows = tuple([RowView(f"r{n}", 60, MOST, source=source, wide=True) for n, source in enumerate("abba")])
-    acceptance, trees = AcceptanceEstimate(MOST, 3), candidates((3,) * MOST, 8)
-    batch = StepBatch.of(BatchView(rows), MOST, acceptance, COSTS, trees=trees)
-    chains = StepBatch.of(BatchView(rows), MOST, acceptance, COSTS)
-    found = batch.best(alike=False)
-    assert found.goodput >= chains.best(alike=False).goodput * (1 - 1e-9)
-    assert found.taken is not None
-    assert found.taken.shape == (4, len(trees))
-    assert (found.lengths == (found.taken * trees.depths).max(1)).all()
+    acceptance, cheap = AcceptanceEstimate(MOST, 3), replace(COSTS, target=CostTable.line(1e-6, 1e-4, 0.02))
+    trees = PriceList(rows, MOST, acceptance, cheap, trees=candidates((3,) * MOST, 8)).plan(rows)
+    chains = PriceList(rows, MOST, acceptance, cheap).plan(rows)
+    assert trees.goodput >= chains.goodput * (1 - 1e-3)
+    assert max(max(each.shape.widths, default=0) for each in trees.chosen) > 1
 
 
-def test_one_draft_is_planned_for_as_before() -> None:
+def test_one_draft_is_planned_for_at_its_own_costs() -> None:
     rows = tuple([RowView(f"r{n}", 60, MOST, source="b") for n in range(3)])
-    batch = StepBatch.of(BatchView(rows), MOST, AcceptanceEstimate(MOST), COSTS)
-    (part,) = batch.parts
-    found, alone = batch.best(alike=False), best_by_row(part.batch)
-    assert (found.goodput, found.lengths.tolist()) == (alone.goodput, alone.lengths.tolist())
-    assert part.batch.latency.draft is COSTS.members["b"]
+    found = PriceList(rows, MOST, AcceptanceEstimate(MOST), COSTS).plan(rows)
+    alone = LatencyModel(TARGET, COSTS.members["b"])
+    same = [row._replace(source="draft") for row in rows]
+    other = PriceList(same, MOST, AcceptanceEstimate(MOST), alone).plan(same)
+    assert (found.goodput, found.depths) == (other.goodput, other.depths)
+    assert found.nodes
 
 
 def test_bounds_hold_with_several_drafts() -> None:
-    rows = tuple([RowView(f"r{n}", 60, MOST, source=source) for n, source in enumerate("ab")])
-    batch = StepBatch.of(BatchView(rows), MOST, AcceptanceEstimate(MOST), COSTS)
-    best = batch.best(alike=False)
-    bounds = numpy.array([0.02, 0.02])
-    planned, excess = batch.within(bounds, best, best.goodput, 0.0, alike=False)
+    rows = [RowView(f"r{n}", 60, MOST, source=source) for n, source in enumerate("ab")]
+    batch = ChainBatch.of(rows, MOST, AcceptanceEstimate(MOST), COSTS)
+    assert batch.latency.draft is COSTS.members["b"], "the dearest"
+    lengths, excess = best_within(batch, numpy.array([0.02, 0.02]), numpy.array([0, 0]))
     assert excess <= 1 + 1e-9
-    taken_s = seconds(list(rows), tuple(planned.lengths.tolist()), 0)
-    assert taken_s / min(1 + acc for acc in [planned.tokens / 2 - 1]) < 0.021
+    emitted = batch.row_tokens[[0, 1], lengths].min()
+    assert seconds(rows, tuple(lengths.tolist()), 0) / emitted < 0.02

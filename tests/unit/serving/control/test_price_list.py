@@ -12,7 +12,7 @@ from distillspec.serving.base.rows import Option, RowView, evidence
 from distillspec.serving.base.tree import DRAFT, NGRAM
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.candidates import candidates
-from distillspec.serving.control.priced import PriceList
+from distillspec.serving.control.price_list import PriceList
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -92,7 +92,7 @@ def test_a_pass_of_a_draft_must_pay_for_the_rows_that_it_drafts_for(drafting: in
     prices = PriceList(rows, 4, learnt(0.6, 0.6), dear)
     plan = prices.plan(rows)
     assert any(each.shape.depth for each in plan.chosen) is drafts
-    assert plan.allocation.goodput >= prices.plain(rows).goodput
+    assert plan.goodput >= prices.plain(rows).goodput
 
 
 def test_nodes_stop_where_the_table_jumps() -> None:
@@ -109,12 +109,12 @@ def test_the_expected_tokens_and_seconds_are_those_of_the_plan() -> None:
     prices = PriceList(rows, 4, learnt(0.6, 0.5), COSTS, trees=candidates((2, 1, 1, 1), 8))
     found = prices.plan(rows)
     nodes = sum(tree.shape.nodes for each in found.chosen for tree in RowPlan.of(each.row, each.shape).trees)
-    assert found.allocation.nodes == nodes
-    assert found.allocation.tokens == pytest.approx(3 + sum(each.tokens for each in found.chosen))
-    drafting_s = found.allocation.drafting_s
-    assert found.allocation.seconds == pytest.approx(COSTS.target.seconds(300, 3 + nodes, 3) + drafting_s)
-    assert prices.plain(rows).goodput < found.allocation.goodput
-    assert prices.price == pytest.approx(found.allocation.goodput, rel=0.03)
+    assert found.nodes == nodes
+    assert found.expected.tokens == pytest.approx(3 + sum(each.tokens for each in found.chosen))
+    drafting_s = found.expected.drafting_s
+    assert found.expected.seconds == pytest.approx(COSTS.target.seconds(300, 3 + nodes, 3) + drafting_s)
+    assert prices.plain(rows).goodput < found.goodput
+    assert prices.price == pytest.approx(found.goodput, rel=0.03)
 
 
 def test_the_second_best_is_taken_where_it_is_asked_for() -> None:

@@ -7,8 +7,9 @@ from functools import cache
 import numpy
 import pytest
 
-from distillspec.serving.control.allocation import Batch, best_by_row
 from distillspec.serving.control.candidates import candidates
+from distillspec.serving.control.grown_trees import grow
+from distillspec.serving.costs.drafted import DraftedCosts
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -49,10 +50,7 @@ def test_a_budget_of_nodes_is_spent_as_by_sequoia(nodes: int, seed: int) -> None
     trees = candidates((WIDTH,) * DEPTH, 340)  # the full tree
     chances = numpy.broadcast_to(accepted, (1, DEPTH, WIDTH))
     target = CostTable(((1.0, 1.0), (1.0 + nodes, 1.0), (2.0 + nodes, TOO_DEAR_S)))
-    survival, limits = chances[..., 0].cumprod(1), numpy.array([DEPTH])
-    latency = LatencyModel(target, None, 0.0)
-    batch = Batch(survival, limits, numpy.array([0]), latency, nodes=trees, gains=trees.survival(chances))
-    best = best_by_row(batch)
-    assert best.taken is not None
-    assert best.taken.sum() == nodes
-    assert best.tokens == pytest.approx(most_tokens(tuple(accepted.tolist()), nodes))
+    costs = DraftedCosts(LatencyModel(target, None, 0.0), numpy.zeros(1, dtype=numpy.int64), DEPTH, nodes=len(trees))
+    (best,) = grow(trees, trees.survival(chances), numpy.ones(1), costs, price=1.0)
+    assert best.shape.nodes == nodes
+    assert 1 + best.tokens == pytest.approx(most_tokens(tuple(accepted.tolist()), nodes))

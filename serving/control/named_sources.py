@@ -1,4 +1,4 @@
-"""Decisions at a price: of steps in whose rows sources name their nodes."""
+"""Sources that name their nodes: price lists that steps share, and what such sources bring and cost."""
 
 from __future__ import annotations
 
@@ -8,36 +8,31 @@ from dataclasses import replace
 from distillspec.serving.base.acceptance import RowResult, ranked_of_source
 from distillspec.serving.base.likely import FEW_ROWS
 from distillspec.serving.base.plans import StepResult
-from distillspec.serving.base.rows import BatchView, RowView, is_joined
-from distillspec.serving.control.allocation import Allocation
-from distillspec.serving.control.candidates import Candidates
-from distillspec.serving.control.decision import Decision, Known, Mode, catch_up_s
-from distillspec.serving.control.grown_trees import NO_TREE
+from distillspec.serving.base.rows import BatchView, RowView, is_joined, names_nodes
+from distillspec.serving.control.decision import Decision
 from distillspec.serving.control.held_plan import HELD
 from distillspec.serving.control.named_rest import NamedRest
-from distillspec.serving.control.offers import PricedPlan
-from distillspec.serving.control.priced import PriceList
+from distillspec.serving.control.offers import StepPlan
+from distillspec.serving.control.price_list import PriceList
 
 # What is never tried is not known: after so many price lists rows take the second best of their sources for a step.
 SECOND_EVERY = 8
 USUAL = 0.05  # weight of a step in the running mean of what plans promise
 
 
-class PricedSteps:
-    """Decides with a price list that steps share. One is made anew after some steps, and when rows come or go.
+class NamedSources:
+    """Keeps a price list for some steps, until rows come or go, since named nodes change with every step.
 
-    Args:
-        most: the most levels of a row.
-        trees: the nodes that a draft's trees may have, None for chains.
+    Attributes:
+        used: rows have had sources that name their nodes.
     """
 
-    def __init__(self, most: int, trees: Candidates | None) -> None:
-        self.most, self.trees = most, trees
-        self.used = False  # rows have had sources that name their nodes
+    def __init__(self) -> None:
+        self.used = False
         self._list: PriceList | None = None
         self._until, self._names, self._lists = 0, list[str](), 0
-        # Goodput of priced plans over that of plain steps. Plans differ from step to step, so speculation is judged by
-        # the running mean. It is a ratio, which says something of other numbers of rows too. 0: nothing was planned.
+        # Goodput of plans over that of plain steps. Plans differ from step to step, so speculation is judged by the
+        # running mean. It is a ratio, which says something of other numbers of rows too. 0: nothing was planned.
         self._usual = 0.0
         # A token costs more beside many rows, and a plan takes less of a step.
         self._rest_of_few, self._rest_of_many = NamedRest(), NamedRest()
@@ -63,22 +58,33 @@ class PricedSteps:
         self._rest_of_few.drop()
         self._rest_of_many.drop()
 
-    def decide(self, view: BatchView, known: Known) -> Decision:
-        """Decide with a new list."""
-        own = (view.rows, self.most, known.acceptance, known.latency)
-        prices = self._list = PriceList(*own, trees=self.trees, price=known.price)
-        self._until, self._names = known.step + HELD, [row.sequence_id for row in view.rows]
-        self._lists += 1
-        return self._decided(view, known, prices, second=self._lists % SECOND_EVERY == 0)
+    def keep(self, prices: PriceList, view: BatchView, step: int) -> bool:
+        """Keep a list made at the step of this number. Return True where its rows are to try their second best source.
 
-    def decide_again(self, view: BatchView, known: Known) -> Decision | None:
-        """Decide with the last list, if that is good for this step too."""
-        prices, policy = self._list, known.policy
-        if prices is None or view.prefill_tokens or not policy.speculates or policy.plain_is_due:
+        One that counts prompt tokens is not kept.
+        """
+        self._list, self._names = prices, [row.sequence_id for row in view.rows]
+        self._until = step if view.prefill_tokens else step + HELD
+        self._lists += 1
+        return self._lists % SECOND_EVERY == 0
+
+    def kept(self, view: BatchView, step: int) -> PriceList | None:
+        """Return the last list, if that is good for this step too."""
+        if self._list is None or view.prefill_tokens or step >= self._until:
             return None
-        if known.step >= self._until or [row.sequence_id for row in view.rows] != self._names:
-            return None
-        return self._decided(view, known, prices)
+        return self._list if [row.sequence_id for row in view.rows] == self._names else None
+
+    def promise(self, best: StepPlan, plain: StepPlan) -> float:
+        """Return the tokens a second that plans usually promise, where a plain step has those of `plain`."""
+        if plain.goodput:
+            ratio = best.goodput / plain.goodput
+            self._usual += USUAL * (ratio - self._usual) if self._usual else ratio
+        return plain.goodput * self._usual
+
+    def weigh(self, rows: Sequence[RowView], gain: float) -> None:
+        """Let the sources that name their nodes rest, if they have brought less than they cost."""
+        if any(map(names_nodes, rows)) and not self._rest(len(rows)).weigh(gain):
+            self.used = False
 
     def learn(self, result: StepResult, why: Decision, tokens: tuple[int, float] | None) -> float:
         """Learn what planning takes where sources name their nodes. Return the seconds that a step counts for.
@@ -103,44 +109,6 @@ class PricedSteps:
 
     def _rest(self, rows: int) -> NamedRest:
         return self._rest_of_few if rows <= FEW_ROWS else self._rest_of_many
-
-    def _weigh(self, rows: Sequence[RowView], gain: float) -> None:
-        """Let the sources that name their nodes rest, if they have brought less than they cost."""
-        if any(map(names_nodes, rows)) and not self._rest(len(rows)).weigh(gain):
-            self.used = False
-
-    def _decided(self, view: BatchView, known: Known, prices: PriceList, *, second: bool = False) -> Decision:
-        found, plain = prices.plan(view.rows, second=second), prices.plain(view.rows)
-        if not second:
-            self._weigh(view.rows, found.gain)
-        mode = _mode(view, found, plain, known)
-        best, nothing = found.allocation.goodput, plain.goodput
-        if nothing:
-            self._usual += USUAL * (best / nothing - self._usual) if self._usual else best / nothing
-        drafts = mode in ("speculating", "trial")
-        rows = tuple([each.row for each in found.chosen]) if drafts else without_likely(view.rows)
-        shapes = tuple([each.shape if drafts else NO_TREE for each in found.chosen])
-        planned = found.allocation if drafts else plain
-        return known.decision(
-            mode, replace(view, rows=rows), shapes, planned, (nothing, best), promised=nothing * self._usual
-        )
-
-
-def _mode(view: BatchView, found: PricedPlan, plain: Allocation, known: Known) -> Mode:
-    policy, best = known.policy, found.allocation
-    if not any(row.limit or row.others for row in view.rows):
-        return "nothing to draft for"
-    if not best.nodes or best.goodput <= plain.goodput:
-        return "not worth it"
-    if policy.speculates:
-        return "measuring plain" if policy.plain_is_due else "speculating"
-    reading_s = catch_up_s(known.latency, [each.row for each in found.chosen], best.lengths.tolist())
-    return "trial" if policy.trial_is_due and policy.affords(best, plain, reading_s) else "not worth it"
-
-
-def names_nodes(row: RowView) -> bool:
-    """Return True if any of the row's sources names its nodes."""
-    return row.likely is not None or any(option.likely is not None for option in row.others)
 
 
 def without_named(row: RowView) -> RowView:

@@ -1,10 +1,12 @@
-"""Steps planned row by row, at a price of a second in tokens: for rows with sources that name their nodes.
+"""Steps planned at a price of a second in tokens, row by row.
 
 A node, or a pass of a draft, pays where the tokens expected of it exceed its cost at the price. The best price is the
 goodput that it leads to (Dinkelbach 1967). It changes slowly, while the nodes that sources name change with every step:
-so a price is kept for some steps, and each of them is planned for in microseconds a row.
+so a price may be kept for some steps, and each of them is planned for in microseconds a row.
 
-Costs are a row's share of a step in which all rows draft alike.
+Each source's trees are grown for all rows of a step together. To choose among sources, a row is charged its share.
+Prompt tokens read in the same step cost the same whatever is drafted, so their time is in no plan. They are only
+counted as tokens of the target's pass, where they may make each further token dearer.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ import numpy
 
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.rows import Option, RowView
+from distillspec.serving.base.shape import chain_shape
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.allocation import Allocation
 from distillspec.serving.control.candidates import Candidates, chains
-from distillspec.serving.control.grown_trees import Drafted, SharedPasses, grow, within
-from distillspec.serving.control.offers import Chosen, Offer, PricedPlan
+from distillspec.serving.control.chain_batch import LEAST_S, Expected
+from distillspec.serving.control.grown_trees import Drafted, grow, within
+from distillspec.serving.control.offers import Chosen, Offer, StepPlan, choose
 from distillspec.serving.control.reading import steps_to_pay
+from distillspec.serving.costs.drafted import DraftedCosts
 from distillspec.serving.costs.latency import LatencyModel
 
 FEWEST = 4  # nodes of a row over which the cost of one is taken
@@ -40,6 +44,8 @@ class PriceList:
         most: the most levels of a row.
         trees: the nodes that a draft's trees may have, None for chains.
         price: tokens a second to start from. 0: those of plain decoding.
+        hope: see `AcceptanceEstimate.chances`.
+        prefill_tokens: prompt tokens in the target's pass.
     """
 
     def __init__(
@@ -51,60 +57,91 @@ class PriceList:
         *,
         trees: Candidates | None = None,
         price: float = 0.0,
+        hope: float = 0.0,
+        prefill_tokens: int = 0,
     ) -> None:
-        self.count, self.acceptance, self.latency = max(1, len(rows)), acceptance, latency
-        self.context = sum([row.context_tokens for row in rows])
+        self.count, self.acceptance, self.latency, self.hope = max(1, len(rows)), acceptance, latency, hope
         self.most, self.nodes = most, chains(most) if trees is None else trees
-        table, few = latency.target, self.count * FEWEST
-        self.node_s = (table.seconds(0, self.count + few) - table.seconds(0, self.count)) / few
-        self._free_s = latency.draft_free_s / self.count
-        self._rows = tuple(rows)
+        self.read = len(rows) + prefill_tokens  # tokens of the target's pass, whatever is drafted
+        self.node_s = self._target_s(0, FEWEST * self.count) / (FEWEST * self.count)
+        self._rows = rows
         self._drafted: dict[Key, Drafted] = {}
-        plain = self.plain(rows).goodput
+        self._best: StepPlan | None = None  # at the price, of these rows
+        self._last: StepPlan | None = None  # of the round before
+        plain, sources = self.plain(rows).goodput, {own.source for row in rows for own in row.options if own.limit}
         self.price = max(price, plain)
-        for _ in range(ROUNDS):
-            goodput = max(self.plan(rows).allocation.goodput, plain)
-            if abs(goodput - self.price) <= CLOSE * self.price:
+        for turn in range(ROUNDS):
+            found = self.plan(rows)
+            before, self.price = self.price, max(self._earned(found), plain)
+            if abs(self.price - before) <= CLOSE * before and (turn or len(sources) < 2):
+                self.price, self._best = before, found
                 break
-            self.price = goodput
             self._drafted.clear()
+            self._last = found
 
-    def plain(self, rows: Sequence[RowView]) -> Allocation:
-        """Return the allocation without drafted tokens."""
-        context = sum([row.context_tokens for row in rows])
-        seconds = self.latency.target.seconds(context, len(rows), len(rows))
-        return Allocation(numpy.zeros(len(rows), dtype=numpy.int64), len(rows), max(seconds, 1e-9))
+    def hopeful(self, hope: float) -> PriceList:
+        """Return the list for chains whose acceptance is so many standard errors higher."""
+        prefill_tokens, own = self.read - len(self._rows), (self._rows, self.most, self.acceptance, self.latency)
+        return PriceList(*own, price=self.price, hope=hope, prefill_tokens=prefill_tokens)
 
-    def plan(self, rows: Sequence[RowView], *, second: bool = False) -> PricedPlan:
+    def plain(self, rows: Sequence[RowView]) -> StepPlan:
+        """Return the plan without drafted tokens."""
+        return self._planned(rows, list(map(Chosen.nothing, rows)))
+
+    def chains(self, rows: Sequence[RowView], lengths: Sequence[int]) -> StepPlan:
+        """Return the plan in which each row's own source drafts a chain of this length, as far as it may."""
+        if not rows:
+            return self.plain(rows)
+        own = [row.with_option(row.options[0]) for row in rows]
+        survival = self.acceptance.of_rows(own)[..., 0].cumprod(1).tolist()
+        chosen = []
+        for row, survives, length in zip(own, survival, lengths, strict=True):
+            depth = min(length, row.limit, self.most)
+            chosen.append(Chosen(row, chain_shape(depth), sum(survives[:depth])) if depth else Chosen.nothing(row))
+        return self._planned(rows, chosen)
+
+    def plan(self, rows: Sequence[RowView], *, second: bool = False) -> StepPlan:
         """Return the best plan at the price. `second`: of each row's sources, the second best one."""
-        self._rows = tuple(rows)
+        if self._best is not None and rows is self._rows and not second:
+            return self._best
+        self._rows = rows
         explored = self._explored(rows) if second else set[str]()
         offers = list(map(self._offers, rows))
         pairs = list(zip(rows, offers, strict=True))
-        best = self._planned(rows, [_chosen(row, own, second=row.sequence_id in explored) for row, own in pairs])
+        best = self._planned(rows, [choose(row, own, second=row.sequence_id in explored) for row, own in pairs])
         drafting = [each.row.source for each in best.chosen if each.drafts]
         if second or not drafting or (len(drafting) == len(rows) and len(set(drafting)) == 1):
             return best
         # A row's share of a draft's passes was that of a step in which all rows draft with it.
-        other = self._planned(rows, [_chosen(row, own, drafts=False) for row, own in pairs])
-        return max(best, other, key=lambda plan: plan.allocation.tokens - self.price * plan.allocation.seconds)
+        other = self._planned(rows, [choose(row, own, drafts=False) for row, own in pairs])
+        return max(best, other, key=lambda plan: plan.expected.tokens - self.price * plan.expected.seconds)
 
-    def _planned(self, rows: Sequence[RowView], wished: Sequence[Chosen]) -> PricedPlan:
+    def _planned(self, rows: Sequence[RowView], wished: Sequence[Chosen]) -> StepPlan:
         """Return the plan with the nodes of these choices that pay together."""
         chosen = self._trimmed(wished)
-        context = sum([row.context_tokens for row in rows])
-        nodes = [each.shape.nodes + each.joined for each in chosen]
+        nodes, context = sum([each.nodes for each in chosen]), sum([row.context_tokens for row in rows])
         drafting_s = self._drafting_s(chosen)
-        seconds = self.latency.target.seconds(context, len(rows) + sum(nodes), len(rows)) + drafting_s
+        seconds = self.latency.target.seconds(context, len(rows), len(rows)) + self._target_s(0, nodes) + drafting_s
         tokens = len(rows) + sum([each.tokens for each in chosen])
-        return PricedPlan(chosen, Allocation(numpy.array(nodes), tokens, max(seconds, 1e-9), None, drafting_s))
+        return StepPlan(chosen, Expected(tokens, max(seconds, LEAST_S), drafting_s))
+
+    def _target_s(self, before: int, nodes: int) -> float:
+        """Return the seconds that so many nodes add to the target's pass, behind `before` others."""
+        table, read = self.latency.target, self.read + before
+        return table.seconds(0, read + nodes) - table.seconds(0, read) if nodes else 0.0
+
+    def _earned(self, plan: StepPlan) -> float:
+        """Return the tokens a second of a plan, with what the reading of long texts takes of each step."""
+        drafting = [(each.row, each.tokens) for each in plan.chosen if each.drafts]
+        read_s = sum([self._reading_s(row.options[0]) / steps_to_pay(row.left, 1 + tokens) for row, tokens in drafting])
+        return plan.expected.tokens / (plan.expected.seconds + read_s)
 
     def _explored(self, rows: Sequence[RowView]) -> set[str]:
         """Return the rows whose second best source may be tried: no long text is read for it, at most one short one."""
         reading_s = {row.sequence_id: sum(map(self._reading_s, row.options)) for row in rows}
         explored = {name for name, seconds in reading_s.items() if not seconds}
         behind = min([(seconds, name) for name, seconds in reading_s.items() if seconds], default=None)
-        if behind is not None and behind[0] <= EXPLORED * self.plain(rows).seconds:
+        if behind is not None and behind[0] <= EXPLORED * self.plain(rows).expected.seconds:
             explored.add(behind[1])
         return explored
 
@@ -129,7 +166,7 @@ class PriceList:
         if option.likely is None or not count:
             return Offer(NOTHING, option)
         kept = option.likely.first(count)
-        value = tokens - least * count - self.price * self._free_s
+        value = tokens - least * count - self.price * self.latency.draft_free_s / self.count
         return Offer(value, option._replace(likely=kept), kept.shape, tokens)
 
     def _tree(self, row: RowView, option: Option) -> Offer:
@@ -167,24 +204,26 @@ class PriceList:
     def _grown(self, rows: Sequence[RowView], options: Sequence[Option]) -> tuple[Drafted, ...]:
         """Return the best trees of one source for some rows, as if it drafted alike for all that it can draft for."""
         first, nodes = options[0], self.nodes if any(option.wide for option in options) else chains(self.nodes.depth)
-        chances = self.acceptance.of_rows(list(map(RowView.with_option, rows, options)))
+        chances = self.acceptance.of_rows(list(map(RowView.with_option, rows, options)), hope=self.hope)
         gains = nodes.survival(numpy.minimum.accumulate(chances, 2))  # siblings are tried in turn
         limits = numpy.array([option.limit for option in options])
         gains *= nodes.depths <= limits[:, None]
         if not all(option.wide for option in options):
             gains *= nodes.spine | numpy.array([option.wide for option in options])[:, None]
-        before = [0 if option.likely is None else len(option.likely.chances) for option in options]
-        able = [row for row in self._rows if any(_is_like(own, first) for own in row.options)]
-        every = max(len(able), len(rows))
-        context = self.context / self.count * every
-        latency = self.latency.of_draft(first.at_once, first.source)
-        if not first.drafted_by_model:
-            latency = replace(latency, draft=None, draft_free_s=self._free_s * every)
-        share = len(rows) / every
-        tokens = self.count + sum(before) / share
-        passes = SharedPasses.of(latency, nodes.depth, gains.size, every, tokens, context, share)
         missed = numpy.array([1.0 if option.likely is None else option.likely.missed for option in options])
-        return grow(nodes, within(gains, list(map(self._room, options))), missed, passes, self.price)
+        times = max(1, round(sum([any(_is_like(own, first) for own in row.options) for row in self._rows]) / len(rows)))
+        before = sum([0 if option.likely is None else len(option.likely.chances) for option in options])
+        latency = self.latency.of_draft(first.at_once, first.source)
+        if not first.drafted_by_model:  # as if all rows drafted so
+            latency = replace(latency, draft=None, draft_free_s=latency.draft_free_s * len(rows) / self.count)
+        contexts = numpy.array([row.context_tokens for row in rows])
+        further = self.read - len(rows) + times * before + self._beside(first.source)
+        costs = DraftedCosts(latency, contexts, nodes.depth, further, nodes=times * len(nodes))
+        return grow(nodes, within(gains, list(map(self._room, options))), missed, costs, self.price, times)
+
+    def _beside(self, source: str) -> int:
+        """Return the nodes that other drafts have in the last plan: they are in the same pass of the target."""
+        return 0 if self._last is None else sum([each.nodes for each in self._last.chosen if each.row.source != source])
 
     def _reading_s(self, option: Option) -> float:
         """Return the seconds in which a draft reads a text that it is far behind in."""
@@ -200,12 +239,11 @@ class PriceList:
         chances = sorted([chance for own in likely for chance in own], reverse=True)
         if not chances:
             return tuple(chosen)
-        base = len(chosen) + sum([each.shape.nodes for each in chosen if each.row.likely is None or each.joined])
-        best, gained, kept, table = 0.0, 0.0, 0, self.latency.target
-        before_s = table.seconds(0, base)
+        base = sum([each.shape.nodes for each in chosen if each.row.likely is None or each.joined])
+        best, gained, kept = 0.0, 0.0, 0
         for number, chance in enumerate(chances, 1):
             gained += chance
-            value = gained - self.price * (table.seconds(0, base + number) - before_s)
+            value = gained - self.price * self._target_s(base, number)
             if value > best:
                 best, kept = value, number
         if kept == len(chances):
@@ -220,26 +258,12 @@ class PriceList:
         for each in chosen:
             if each.drafts:
                 drafting.setdefault((each.row.at_once, each.row.source), []).append(each)
-        seconds = self.latency.draft_free_s * any(each.row.likely is not None for each in chosen)
+        free = any(each.row.likely is not None or (each.shape.depth and not each.drafts) for each in chosen)
+        seconds = self.latency.draft_free_s * free
         for (at_once, source), own in drafting.items():
             work = [(each.row.context_tokens, each.shape.reads) for each in own]
             seconds += self.latency.of_draft(at_once, source).trees_s(work)
         return seconds
-
-
-def _chosen(row: RowView, offers: Sequence[Offer], *, second: bool = False, drafts: bool = True) -> Chosen:
-    """Return the best offer to a row, or the second best one, if any is worth its cost.
-
-    Args:
-        drafts: False: no draft runs.
-    """
-    found = [offer for offer in offers if drafts or not offer.option.drafted_by_model]
-    without = max([0.0, *[offer.value for offer in found if offer.option.likely is None]])
-    place = int(second and len(found) > 1)
-    if not found or (found[place].value <= 0 and not second):
-        return Chosen(row._replace(others=(), likely=None))
-    best = found[place]
-    return Chosen(row.with_option(best.option), best.shape, best.tokens, max(0.0, best.value - without))
 
 
 def _key(row: RowView, option: Option) -> Key:

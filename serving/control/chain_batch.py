@@ -1,0 +1,107 @@
+"""Chains of given lengths: the tokens and seconds that are expected of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy
+
+from distillspec.serving.base.rows import RowView
+from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
+from distillspec.serving.costs.drafted import Bools, DraftedCosts, Ints
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import Floats
+
+LEAST_S = 1e-9
+
+
+class Expected(NamedTuple):
+    """What a step is expected to give and take. Prompts that it reads are left out."""
+
+    tokens: float  # those of the target included
+    seconds: float
+    drafting_s: float = 0.0  # of `seconds`
+
+    @property
+    def goodput(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+@dataclass(eq=False)
+class ChainBatch:
+    """Rows that draft chains.
+
+    Prompt tokens read in the same step cost the same whatever is drafted. They are only counted as tokens of the
+    target's pass, where they may make each further token dearer.
+
+    survival: `[n, V]`, P(the first 1 … V drafted tokens of row i all stand).
+    limits: `[n]`, the most tokens of each row. Survival beyond is set to 0.
+    contexts, latency, prefill_tokens, by_model: as in `DraftedCosts`.
+    """
+
+    survival: Floats
+    limits: Ints
+    contexts: Ints
+    latency: LatencyModel
+    prefill_tokens: int = 0
+    by_model: Bools | None = None
+
+    def __post_init__(self) -> None:
+        rows, most = self.survival.shape
+        self.survival = self.survival * (numpy.arange(most) < self.limits[:, None])
+        seconds = self.latency.target.seconds(float(self.contexts.sum()), rows, rows)
+        self.plain = Expected(rows, max(seconds, LEAST_S))
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[RowView],
+        most: int,
+        acceptance: AcceptanceEstimate,
+        latency: LatencyModel,
+        prefill_tokens: int = 0,
+    ) -> ChainBatch:
+        """Return the batch of rows that their own sources draft for, up to `most` tokens each.
+
+        Of several drafts all are taken to cost what the dearest one does.
+        """
+        sources = {(row.at_once, row.source) for row in rows if row.drafted_by_model and row.limit}
+        costs = [latency.of_draft(*source) for source in sorted(sources)] or [latency]
+        return cls(
+            acceptance.of_rows(rows)[..., 0].cumprod(1),
+            numpy.array([min(row.limit, most) for row in rows], dtype=numpy.int64),
+            numpy.array([row.context_tokens for row in rows], dtype=numpy.int64),
+            max(costs, key=lambda own: own.loop_s(1, 0, 1)),
+            prefill_tokens,
+            numpy.array([row.drafted_by_model for row in rows], dtype=bool),
+        )
+
+    @cached_property
+    def costs(self) -> DraftedCosts:
+        """Costs of drafted tokens."""
+        return DraftedCosts(self.latency, self.contexts, self.survival.shape[1], self.prefill_tokens, self.by_model)
+
+    @cached_property
+    def row_tokens(self) -> Floats:
+        """The expected tokens of each row by length `[n, V + 1]`. Beyond a row's limit, those of the limit."""
+        tokens = numpy.ones((len(self.limits), self.survival.shape[1] + 1))
+        tokens[:, 1:] += self.survival.cumsum(1)
+        return tokens
+
+    @property
+    def alike(self) -> Ints:
+        """Each single length for all rows, from 0 on, cut to their limits `[m, n]`."""
+        longest = min(self.survival.shape[1], int(self.limits.max(initial=0)))
+        return numpy.minimum(self.limits, numpy.arange(longest + 1)[:, None])
+
+    def expected(self, lengths: Ints) -> list[Expected]:
+        """Return what is expected of lengths `[m, n]` within the limits."""
+        tokens = self.row_tokens[numpy.arange(lengths.shape[1]), lengths].sum(1)
+        added_s = self.costs.of(lengths)
+        drafting_s = added_s - self.costs.target_s[lengths.sum(1)]
+        columns = tokens.tolist(), (self.plain.seconds + added_s).tolist(), drafting_s.tolist()
+        return list(map(Expected, *columns))

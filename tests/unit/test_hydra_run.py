@@ -1,0 +1,62 @@
+"""Folders of runs: one for each command, also of those that start in the same second, and one for a whole sweep."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import datetime, tzinfo
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from distillspec.hydra_run import run_with_hydra
+
+
+class OneSecond(datetime):
+    """A clock that shows the same second for ever. Each look at it takes a microsecond."""
+
+    looks = itertools.count()
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> OneSecond:
+        return cls(2026, 12, 1, 10, 20, 30, next(cls.looks))
+
+
+@pytest.fixture(autouse=True)
+def _within_one_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hydra.core.utils.datetime", OneSecond)
+
+
+def folders(*words: str) -> list[Path]:
+    """Run `distill report` and return the folders that it was given."""
+    given: list[Path] = []
+
+    def run(config: Any, folder: Path) -> None:
+        given.append(folder)
+
+    GlobalHydra.instance().clear()
+    assert run_with_hydra("report", list(words), run, None) == 0
+    return given
+
+
+def test_commands_of_the_same_second_have_a_folder_each(tmp_path: Path) -> None:
+    found = [*folders("runs=[r]"), *folders("runs=[r]")]
+    assert len(set(found)) == 2
+    assert {folder.parent for folder in found} == {tmp_path / "runs/report"}
+    assert all(folder.name.startswith("2026-12-01_10-20-30-") for folder in found)
+
+
+def test_runs_of_a_sweep_share_its_folder_and_two_sweeps_none(tmp_path: Path) -> None:
+    sweeps = [folders("-m", "runs=[r]", "title=a,b") for _ in range(2)]
+    assert [[folder.name for folder in sweep] for sweep in sweeps] == [["0_runs_r_title_a", "1_runs_r_title_b"]] * 2
+    assert [len({folder.parent for folder in sweep}) for sweep in sweeps] == [1, 1]
+    assert len(list((tmp_path / "runs/report-sweep").iterdir())) == 2
+
+
+def test_a_folder_that_was_named_is_used_again(tmp_path: Path) -> None:
+    assert [*folders("runs=[r]", "hydra.run.dir=mine"), *folders("runs=[r]", "hydra.run.dir=mine")] == [
+        tmp_path / "mine",
+        tmp_path / "mine",
+    ]
