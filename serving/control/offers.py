@@ -35,7 +35,7 @@ class Chosen(NamedTuple):
     @classmethod
     def nothing(cls, row: RowView) -> Chosen:
         """Return the choice to draft nothing."""
-        return cls(row._replace(others=(), likely=None))
+        return cls(row._replace(others=(), likely=None) if row.others or row.likely is not None else row)
 
     @property
     def drafts(self) -> bool:

@@ -66,14 +66,18 @@ class PriceList:
         self.node_s = self._target_s(0, FEWEST * self.count) / (FEWEST * self.count)
         self._rows = rows
         self._drafted: dict[Key, Drafted] = {}
-        self._best: StepPlan | None = None  # at the price, of these rows
         self._last: StepPlan | None = None  # of the round before
-        plain, sources = self.plain(rows).goodput, {own.source for row in rows for own in row.options if own.limit}
+        self._plain = self._planned(rows, list(map(Chosen.nothing, rows)))
+        self._best: StepPlan | None = None  # at the price, of these rows
+        plain, drafts = (
+            self._plain.goodput,
+            {own.source for row in rows for own in (row, *row.others) if own.drafted_by_model},
+        )
         self.price = max(price, plain)
         for turn in range(ROUNDS):
             found = self.plan(rows)
             before, self.price = self.price, max(self._earned(found), plain)
-            if abs(self.price - before) <= CLOSE * before and (turn or len(sources) < 2):
+            if abs(self.price - before) <= CLOSE * before and (turn or len(drafts) < 2):
                 self.price, self._best = before, found
                 break
             self._drafted.clear()
@@ -86,7 +90,7 @@ class PriceList:
 
     def plain(self, rows: Sequence[RowView]) -> StepPlan:
         """Return the plan without drafted tokens."""
-        return self._planned(rows, list(map(Chosen.nothing, rows)))
+        return self._plain if rows is self._rows else self._planned(rows, list(map(Chosen.nothing, rows)))
 
     def chains(self, rows: Sequence[RowView], lengths: Sequence[int]) -> StepPlan:
         """Return the plan in which each row's own source drafts a chain of this length, as far as it may."""
@@ -177,7 +181,8 @@ class PriceList:
             self._grow(option)
             own = self._drafted.get(key)
         if own is None or own.shape.depth > option.limit or own.shape.nodes > self._room(option):
-            own = self._drafted[key] = self._grown([row], [option])[0]
+            every = sum([any(_is_like(one, option) for one in other.options) for other in self._rows])
+            own = self._drafted[key] = self._grown([row], [option], every)[0]
         if not own.shape.depth:
             return Offer(NOTHING, option)
         tokens = own.tokens if option.likely is None else own.tokens * option.likely.missed
@@ -193,7 +198,7 @@ class PriceList:
         if not pairs:
             return
         rows, options = zip(*pairs, strict=True)
-        for row, option, tree in zip(rows, options, self._grown(rows, options), strict=True):
+        for row, option, tree in zip(rows, options, self._grown(rows, options, len(found)), strict=True):
             self._drafted[_key(row, option)] = tree
 
     def _likely(self, row: RowView) -> LikelyNodes | None:
@@ -201,8 +206,8 @@ class PriceList:
         named = [self._named(option) for option in row.options if option.limit and _names(option)]
         return next((offer.option.likely for offer in named if offer.value > NOTHING), None)
 
-    def _grown(self, rows: Sequence[RowView], options: Sequence[Option]) -> tuple[Drafted, ...]:
-        """Return the best trees of one source for some rows, as if it drafted alike for all that it can draft for."""
+    def _grown(self, rows: Sequence[RowView], options: Sequence[Option], every: int) -> tuple[Drafted, ...]:
+        """Return the best trees of one source for some rows, as if it drafted alike for `every` row that it can."""
         first, nodes = options[0], self.nodes if any(option.wide for option in options) else chains(self.nodes.depth)
         chances = self.acceptance.of_rows(list(map(RowView.with_option, rows, options)), hope=self.hope)
         gains = nodes.survival(numpy.minimum.accumulate(chances, 2))  # siblings are tried in turn
@@ -211,7 +216,7 @@ class PriceList:
         if not all(option.wide for option in options):
             gains *= nodes.spine | numpy.array([option.wide for option in options])[:, None]
         missed = numpy.array([1.0 if option.likely is None else option.likely.missed for option in options])
-        times = max(1, round(sum([any(_is_like(own, first) for own in row.options) for row in self._rows]) / len(rows)))
+        times = max(1, round(every / len(rows)))
         before = sum([0 if option.likely is None else len(option.likely.chances) for option in options])
         latency = self.latency.of_draft(first.at_once, first.source)
         if not first.drafted_by_model:  # as if all rows drafted so
