@@ -69,10 +69,8 @@ class PriceList:
         self._last: StepPlan | None = None  # of the round before
         self._plain = self._planned(rows, list(map(Chosen.nothing, rows)))
         self._best: StepPlan | None = None  # at the price, of these rows
-        plain, drafts = (
-            self._plain.goodput,
-            {own.source for row in rows for own in (row, *row.others) if own.drafted_by_model},
-        )
+        plain, drafts = self._plain.goodput, {row.source for row in rows if row.drafted_by_model}
+        drafts |= {other.source for row in rows for other in row.others if other.drafted_by_model}
         self.price = max(price, plain)
         for turn in range(ROUNDS):
             found = self.plan(rows)
