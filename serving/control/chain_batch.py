@@ -19,7 +19,7 @@ LEAST_S = 1e-9
 
 
 class Expected(NamedTuple):
-    """What a step is expected to give and take. Prompts that it reads are left out."""
+    """Tokens and seconds expected of a step. The prompts that it reads are not counted."""
 
     tokens: float  # those of the target included
     seconds: float

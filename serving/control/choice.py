@@ -1,4 +1,4 @@
-"""What a step does: the best plan, or another one that teaches something."""
+"""Choice of a step's plan: the best one, or another one that teaches something."""
 
 from __future__ import annotations
 

@@ -64,11 +64,11 @@ class PriceList:
         self.most, self.nodes = most, chains(most) if trees is None else trees
         self.read = len(rows) + prefill_tokens  # tokens of the target's pass, whatever is drafted
         self.node_s = self._target_s(0, FEWEST * self.count) / (FEWEST * self.count)
-        self._rows = rows
+        self._first = self._rows = rows  # the list is made for the first, and plans for the others
         self._drafted: dict[Key, Drafted] = {}
         self._last: StepPlan | None = None  # of the round before
         self._plain = self._planned(rows, list(map(Chosen.nothing, rows)))
-        self._best: StepPlan | None = None  # at the price, of these rows
+        self._best: StepPlan | None = None  # at the price, of the first rows
         plain, drafts = self._plain.goodput, {row.source for row in rows if row.drafted_by_model}
         drafts |= {other.source for row in rows for other in row.others if other.drafted_by_model}
         self.price = max(price, plain)
@@ -88,7 +88,7 @@ class PriceList:
 
     def plain(self, rows: Sequence[RowView]) -> StepPlan:
         """Return the plan without drafted tokens."""
-        return self._plain if rows is self._rows else self._planned(rows, list(map(Chosen.nothing, rows)))
+        return self._plain if rows is self._first else self._planned(rows, list(map(Chosen.nothing, rows)))
 
     def chains(self, rows: Sequence[RowView], lengths: Sequence[int]) -> StepPlan:
         """Return the plan in which each row's own source drafts a chain of this length, as far as it may."""
@@ -104,7 +104,7 @@ class PriceList:
 
     def plan(self, rows: Sequence[RowView], *, second: bool = False) -> StepPlan:
         """Return the best plan at the price. `second`: of each row's sources, the second best one."""
-        if self._best is not None and rows is self._rows and not second:
+        if self._best is not None and rows is self._first and not second:
             return self._best
         self._rows = rows
         explored = self._explored(rows) if second else set[str]()

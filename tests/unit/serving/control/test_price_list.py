@@ -188,3 +188,15 @@ def test_a_draft_that_cannot_draft_siblings_gets_chains() -> None:
     (chosen,) = prices.plan([view]).chosen
     assert chosen.shape.depth > 0
     assert max(chosen.shape.widths) == 1
+
+
+def test_a_list_plans_for_later_rows_by_what_they_are() -> None:
+    """Named nodes change with every step, and one step may be planned for twice."""
+    rows, later = [row(SURE)], [row(UNSURE)._replace(context_tokens=300)]
+    prices = PriceList(rows, 4, learnt(0.0, 0.0), COSTS)
+    for _ in range(2):
+        (chosen,) = prices.plan(later).chosen
+        assert sources(RowPlan.of(chosen.row, chosen.shape)) == [(NGRAM, 2)]
+        assert [each.row.context_tokens for each in prices.plain(later).chosen] == [300]
+    (first,) = prices.plan(rows).chosen
+    assert sources(RowPlan.of(first.row, first.shape)) == [(NGRAM, 4)]
