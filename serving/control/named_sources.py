@@ -121,14 +121,6 @@ def without_named(row: RowView) -> RowView:
     return row.with_option(own[0])._replace(others=tuple(own[1:]))
 
 
-def without_likely(rows: Sequence[RowView]) -> tuple[RowView, ...]:
-    """Return the rows as if no source named its nodes."""
-    if not any(map(names_nodes, rows)):
-        return tuple(rows)
-    others = [tuple([other._replace(likely=None) for other in row.others]) for row in rows]
-    return tuple([row._replace(likely=None, others=own) for row, own in zip(rows, others, strict=True)])
-
-
 def trials_of_drafts(views: Sequence[RowView], rows: Sequence[RowResult]) -> Sequence[RowResult]:
     """Return the rows with the trials that acceptance is learnt from, without those of sources that name their nodes.
 

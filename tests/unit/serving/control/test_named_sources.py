@@ -15,7 +15,7 @@ from distillspec.serving.base.tree import DRAFT, NGRAM
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.held_plan import HELD
 from distillspec.serving.control.named_rest import REST
-from distillspec.serving.control.named_sources import NamedSources, trials_of_drafts, without_likely, without_named
+from distillspec.serving.control.named_sources import NamedSources, trials_of_drafts, without_named
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -133,7 +133,7 @@ def test_a_plain_step_counts_without_planning() -> None:
     result = StepResult((), seen, Plan(()), 0, 0.0, 0.02, 0.03, planning_s=0.004)
     assert steps.learn(result, why, (2, 2.0)) == pytest.approx(0.03)
     assert steps.learn(result, why, None) == pytest.approx(0.026)
-    alone = replace(result, view=BatchView(without_likely(view(0.9).rows)))
+    alone = replace(result, view=BatchView(tuple(map(without_named, view(0.9).rows))))
     assert steps.learn(alone, why, None) == pytest.approx(0.03), "no source names its nodes"
 
 
@@ -171,9 +171,3 @@ def test_trials_behind_named_nodes_are_the_drafts_alone() -> None:
     assert (first.sequence_id, first.trials) == ("a", (Trial(1, 0, DRAFT, True),))
     assert second is rows[2]
     assert evidence(joined) != evidence(plain) == 0
-
-
-def test_rows_may_be_seen_without_their_named_nodes() -> None:
-    (row,) = without_likely(view(0.5).rows)
-    assert row.likely is None
-    assert row.others == (Option(4),)
