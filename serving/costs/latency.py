@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from operator import mul
 from typing import NamedTuple
 
 from distillspec.errors import ConfigError
@@ -81,10 +80,7 @@ class LatencyModel:
             free = any(length and not own for length, own in zip(lengths, by_model, strict=True))
             lengths = [length if own else 0 for length, own in zip(lengths, by_model, strict=True)]
             return self.draft_s(contexts, lengths) + (self.draft_free_s if free else 0.0)
-        work = draft_work(contexts, lengths, self.at_once)
-        further_s = self.draft.per_context * work.context + self.draft.per_row * work.rows
-        further_s += self.draft.first if work.passes else 0.0
-        return further_s + sum([self.draft.seconds(0, tokens) for tokens in work.passes])
+        return self._passes_s(self.draft, draft_work(contexts, lengths, self.at_once))
 
     def trees_s(self, work: Sequence[tuple[int, Sequence[int]]]) -> float:
         """Return the seconds of all draft passes of trees.
@@ -96,9 +92,14 @@ class LatencyModel:
         depths = list(map(len, reads))
         if self.draft is None or self.at_once:
             return self.draft_s(contexts, depths)
-        further_s = self.draft.first + self.draft.per_row * sum(depths)
-        further_s += self.draft.per_context * sum(map(mul, contexts, depths))
-        return further_s + sum([self.draft.seconds(0, sum(level)) for level in zip_longest(*reads, fillvalue=0)])
+        chains = draft_work(contexts, depths, at_once=False)
+        return self._passes_s(self.draft, chains._replace(passes=list(map(sum, zip_longest(*reads, fillvalue=0)))))
+
+    @staticmethod
+    def _passes_s(draft: CostTable, work: DraftWork) -> float:
+        further_s = draft.per_context * work.context + draft.per_row * work.rows
+        further_s += draft.first if work.passes else 0.0
+        return further_s + sum([draft.seconds(0, tokens) for tokens in work.passes])
 
     def catch_up_s(self, unread_tokens: Sequence[int]) -> float:
         """Return the seconds of catch-up prefill of rows that draft, by their unread tokens."""
