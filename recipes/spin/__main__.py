@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distillspec.commands.drafts import find_drafts
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_json
 from distillspec.recipes.spin.live import Live
 from distillspec.recipes.spin.results import write_results
@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--output", default="runs/study/spin", help="where everything goes")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--each", type=int, default=4, help="prompts of every domain a round")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32], help="of the simulated part")
@@ -47,6 +48,10 @@ def main() -> int:
 
 def _live(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Return the results of the live part, and its draft folders."""
+    if not (options.prompts and options.drafts):
+        parser.error("the live part needs both --prompts and --drafts")
+    if low := [name for name in ("rounds", "each", "tokens") if getattr(options, name) < 1]:
+        parser.error(f"--{low[0]} {getattr(options, low[0])} must be at least 1")
     files = [Path(name) for name in options.prompts.split(",")]
     if missing := [file for file in files if not file.is_file()]:
         parser.error(f"--prompts {missing[0]}: no such file")
@@ -58,11 +63,12 @@ def _live(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple
             drafts,
             options.batches,
             options.rounds,
+            options.each,
             tokens=options.tokens,
             temperature=options.temperature,
         )
         return live.run(), drafts
-    except ConfigError as error:
+    except (ConfigError, RunError) as error:
         parser.error(str(error))
 
 

@@ -54,7 +54,7 @@ class Live:
     drafts: Sequence[str]
     batches: Sequence[int] = (1, 4)
     rounds: int = 6
-    each: int = 2
+    each: int = 4
     tokens: int = 96
     temperature: float = 0.0
 
@@ -76,11 +76,12 @@ class Live:
         by_domain: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
         with progress(f"batch {batch}") as line:
             for round_ in range(self.rounds):
-                own = [a for part in asked.values() for a in part[round_ * self.each : (round_ + 1) * self.each]]
+                parts = [part[round_ * self.each : (round_ + 1) * self.each] for part in asked.values()]
+                own = [one for alike in zip(*parts, strict=True) for one in alike]  # of all domains in turn
                 for place, name in enumerate(in_turn(sides, round_)):
                     line.update((round_ + place / len(sides)) / self.rounds, name)
                     engine.use_controller(sides[name])
-                    spent = self._answer(engine, own, batch, f"{round_}")
+                    spent = self._answer(engine, own, batch, round_)
                     rates[name].append(sum(n for n, _ in spent.values()) / sum(s for _, s in spent.values()))
                     for domain, (tokens, seconds) in spent.items():
                         by_domain[name].setdefault(domain, []).append(tokens / seconds)
@@ -98,20 +99,24 @@ class Live:
             "goodput_chose": {**figures, **lost},
         }
 
-    def _answer(self, engine: Engine, asked: Sequence[Asked], batch: int, round_: str) -> dict[str, tuple[int, float]]:
-        """Answer prompts, alone one by one, else together. Return tokens and seconds by domain, or of "all"."""
-        params = SamplingParams(temperature=self.temperature, max_tokens=self.tokens, seed=None)
+    def _answer(self, engine: Engine, asked: Sequence[Asked], batch: int, round_: int) -> dict[str, tuple[int, float]]:
+        """Answer prompts, alone one by one, else together. Return tokens and seconds by domain, or of "all".
+
+        Each prompt has a seed, so that the same text is written whatever drafts.
+        """
         engine.forget_prompts()
-        groups = [[one] for one in asked] if batch == 1 else [list(asked)]
+        seeded = [(round_ * len(asked) + place, one) for place, one in enumerate(asked)]
+        groups = [[pair] for pair in seeded] if batch == 1 else [seeded]
         found: dict[str, tuple[int, float]] = {}
         for group in groups:
             started = time.perf_counter()
             names = []
-            for number, one in enumerate(group):
-                names.append(f"{round_}-{number}-{time.perf_counter_ns()}")
+            for seed, one in group:
+                params = SamplingParams(temperature=self.temperature, max_tokens=self.tokens, seed=seed)
+                names.append(f"{seed}-{time.perf_counter_ns()}")
                 engine.submit(Request(names[-1], one.ids, params, domain=one.domain))
             done = engine.run_until_done(names)
-            key = group[0].domain if batch == 1 else "all"
+            key = group[0][1].domain if batch == 1 else "all"
             tokens, seconds = found.get(key, (0, 0.0))
             tokens += sum(len(output.token_ids) for output in done.values())
             found[key] = tokens, seconds + time.perf_counter() - started

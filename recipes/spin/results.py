@@ -34,6 +34,13 @@ def best_draft(found: Mapping[str, Any], drafts: Sequence[str]) -> str:
     return max(drafts, key=lambda name: statistics.median(found["tokens_per_s"][name][::2]))
 
 
+def best_by_domain(found: Mapping[str, Any], drafts: Sequence[str]) -> float:
+    """Return the tokens/s of the best draft for each domain, over those of the best single draft, by medians."""
+    rates, best = found["by_domain"], best_draft(found, drafts)
+    each = [max(rates[name][domain] for name in drafts) for domain in rates[best]]
+    return statistics.harmonic_mean(each) / statistics.harmonic_mean(list(rates[best].values()))
+
+
 def interval(found: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean of ratios, and two standard errors around it."""
     logs = [math.log(ratio) for ratio in found]
@@ -51,6 +58,10 @@ def _live_table(batch: str, found: Mapping[str, Any], drafts: Sequence[str]) -> 
         f"| selection | tokens/s | × none | × {best} | {' | '.join(domains)} |",
         f"|{'---|' * (4 + len(domains))}",
     ]
+    if len(domains) > 1:
+        kinds = {domain: max(drafts, key=lambda name: found["by_domain"][name][domain]) for domain in domains}
+        named = ", ".join(f"{name} for {domain}" for domain, name in kinds.items())
+        lines[0] += f"; best of each domain ({named}): {best_by_domain(found, drafts):.2f} times it"
     for name, own in rates.items():
         over = [_shown(interval(ratios(rates, name, other))) for other in (NONE, best)]
         cells = [f"{found['by_domain'][name][domain]:.1f}" for domain in domains]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult
-from distillspec.serving.base.rows import RowView, evidence
+from distillspec.serving.base.rows import BEHIND, RowView, evidence
 
 IMAGINED = 5.0  # trials that the prior is worth
 POOLED = 20.0  # trials that all positions together are worth to each
@@ -72,10 +72,13 @@ class AcceptanceEstimate:
         self._shares: Floats | None = None  # `sibling_shares`, while nothing new is learnt
 
     def scale(self, ratio: float) -> None:
-        """Expect `ratio` times the acceptance, with what was tried as evidence for it: a draft that was judged."""
-        self._all = {kind: _scaled(evidence, ratio) for kind, evidence in self._all.items()}
-        self._own, self._further = _scaled(self._own, ratio), _scaled(self._further, ratio)
-        self._hazards, self._shares = {}, None
+        """Expect `ratio` times the acceptance of an only draft, with what was tried as evidence: it was judged.
+
+        Sources without a model are as they were.
+        """
+        for kind in (0, (0, BEHIND)):
+            self.change(kind, ratio)
+        self._further, self._shares = _scaled(self._further, ratio), None
 
     def change(self, kind: Hashable, ratio: float | None) -> None:
         """Expect `ratio` times the acceptance of one kind, with what was tried as evidence. None: forget it."""

@@ -12,6 +12,7 @@ from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.costs.drafted import Bools, Ints
 from distillspec.serving.costs.table import Floats
 
+MOST_SHAPES = 4096  # trees that are kept
 TYPICAL = (0.5, 0.14, 0.07)  # chances of ranks by which the nodes are chosen; those of further ranks halve on
 
 Path = tuple[int, ...]
@@ -60,6 +61,8 @@ class Candidates:
         """Return the tree of the nodes `taken [U]`, with each node its parent and elder siblings."""
         key = taken.tobytes()
         if key not in self._shapes:
+            if len(self._shapes) >= MOST_SHAPES:
+                self._shapes.clear()
             self._shapes[key] = shape_of([path for path, own in zip(self.paths, taken, strict=True) if own])
         return self._shapes[key]
 

@@ -41,6 +41,7 @@ class ChainBatch:
     survival: `[n, V]`, P(the first 1 … V drafted tokens of row i all stand).
     limits: `[n]`, the most tokens of each row. Survival beyond is set to 0.
     contexts, latency, prefill_tokens, by_model: as in `DraftedCosts`.
+    drafts: costs of each of several drafts, and its rows `[n]`. None: all rows have one.
     """
 
     survival: Floats
@@ -49,6 +50,7 @@ class ChainBatch:
     latency: LatencyModel
     prefill_tokens: int = 0
     by_model: Bools | None = None
+    drafts: Sequence[tuple[LatencyModel, Bools]] | None = None
 
     def __post_init__(self) -> None:
         rows, most = self.survival.shape
@@ -65,25 +67,27 @@ class ChainBatch:
         latency: LatencyModel,
         prefill_tokens: int = 0,
     ) -> ChainBatch:
-        """Return the batch of rows that their own sources draft for, up to `most` tokens each.
-
-        Of several drafts all are taken to cost what the dearest one does.
-        """
-        sources = {(row.at_once, row.source) for row in rows if row.drafted_by_model and row.limit}
-        costs = [latency.of_draft(*source) for source in sorted(sources)] or [latency]
+        """Return the batch of rows that their own sources draft for, up to `most` tokens each."""
+        own = [(row.at_once, row.source) if row.drafted_by_model else None for row in rows]
+        sources = dict.fromkeys([source for source in own if source is not None])
+        costs = [latency.of_draft(*source) for source in sources] or [latency]
+        masks = [numpy.array([each == source for each in own]) for source in (*sources, None)]
         return cls(
             acceptance.of_rows(rows)[..., 0].cumprod(1),
             numpy.array([min(row.limit, most) for row in rows], dtype=numpy.int64),
             numpy.array([row.context_tokens for row in rows], dtype=numpy.int64),
-            max(costs, key=lambda own: own.loop_s(1, 0, 1)),
+            costs[0],
             prefill_tokens,
             numpy.array([row.drafted_by_model for row in rows], dtype=bool),
+            list(zip([*costs, latency], masks, strict=True)) if len(costs) > 1 else None,
         )
 
     @cached_property
-    def costs(self) -> DraftedCosts:
-        """Costs of drafted tokens."""
-        return DraftedCosts(self.latency, self.contexts, self.survival.shape[1], self.prefill_tokens, self.by_model)
+    def _costs(self) -> list[tuple[DraftedCosts, Bools]]:
+        """Costs of each draft, and its rows."""
+        every = self.drafts or [(self.latency, numpy.ones(len(self.limits), dtype=bool))]
+        further = self.contexts, self.survival.shape[1], self.prefill_tokens, self.by_model
+        return [(DraftedCosts(latency, *further), rows) for latency, rows in every]
 
     @cached_property
     def row_tokens(self) -> Floats:
@@ -101,7 +105,10 @@ class ChainBatch:
     def expected(self, lengths: Ints) -> list[Expected]:
         """Return what is expected of lengths `[m, n]` within the limits."""
         tokens = self.row_tokens[numpy.arange(lengths.shape[1]), lengths].sum(1)
-        added_s = self.costs.of(lengths)
-        drafting_s = added_s - self.costs.target_s[lengths.sum(1)]
-        columns = tokens.tolist(), (self.plain.seconds + added_s).tolist(), drafting_s.tolist()
+        drafting_s = numpy.zeros(len(lengths))
+        for costs, rows in self._costs:
+            own = lengths * rows
+            drafting_s += costs.of(own) - costs.target_s[own.sum(1)]
+        seconds = self.plain.seconds + self._costs[0][0].target_s[lengths.sum(1)] + drafting_s
+        columns = tokens.tolist(), seconds.tolist(), drafting_s.tolist()
         return list(map(Expected, *columns))

@@ -107,7 +107,11 @@ def _is_alike(row: RowView, before: RowView, most: int) -> bool:
     if row.others or row.match or row.likely or row.max_time_per_token_s is not None:
         return False
     grown = before._replace(
-        context_tokens=row.context_tokens, unread_tokens=row.unread_tokens, limit=row.limit, left=row.left
+        context_tokens=row.context_tokens,
+        unread_tokens=row.unread_tokens,
+        limit=row.limit,
+        left=row.left,
+        belief=row.belief,  # evidence of acceptance, which counts in the next plan
     )
     return row == grown and min(row.limit, most) == min(before.limit, most)
 

@@ -17,7 +17,7 @@ from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.bounded import WITHIN, best_within, bounds_of
 from distillspec.serving.control.candidates import Candidates
 from distillspec.serving.control.chain_batch import ChainBatch
-from distillspec.serving.control.choice import Choice
+from distillspec.serving.control.choice import HOPE, Choice
 from distillspec.serving.control.decision import (
     Decision,
     Known,
@@ -122,8 +122,12 @@ class GoodputController:
             return self._decide_chains(view, bounds)
         named = self._named.applies(view.rows)
         prices = self._prices(view, self.trees)
-        second = named and self._named.keep(prices, view, self._steps)
-        return self._decided(view, prices, prices.plan(view.rows, second=second), named=named, second=second)
+        if named and self._named.keep(prices, view, self._steps):
+            # A draft that is not worth its cost is tried too, if it may be.
+            other = prices.hopeful(HOPE).plan(view.rows, second=True)
+            if other.goodput > prices.plain(view.rows).goodput:
+                return self._decided(view, prices, other, named=True, second=True)
+        return self._decided(view, prices, prices.plan(view.rows), named=named)
 
     def _decide_again(self, view: BatchView) -> Decision | None:
         """Decide by the last price list, where rows have sources that name their nodes."""
@@ -140,7 +144,7 @@ class GoodputController:
         if named and not second:
             self._named.weigh(view.rows, best.gain)
         mode, planned = self._choice(view, prices).of(best, plain)
-        promised = self._named.promise(best, plain) if named else None
+        promised = self._named.promise(best, plain, usual=not second) if named else None
         return self._known.decision(mode, view, planned, (plain.goodput, best.goodput), promised=promised)
 
     def _decide_chains(self, view: BatchView, bounds: Floats | None) -> Decision:
@@ -244,7 +248,8 @@ class GoodputController:
 
     def _prices(self, view: BatchView, trees: Candidates | None) -> PriceList:
         own = (view.rows, self.speculation_length, self.acceptance, self.latency)
-        return PriceList(*own, trees=trees, price=self._price, prefill_tokens=view.prefill_tokens)
+        before, prefill_tokens = self._held.drafted(view.rows), view.prefill_tokens
+        return PriceList(*own, trees=trees, price=self._price, prefill_tokens=prefill_tokens, before=before)
 
     def _choice(self, view: BatchView, prices: PriceList) -> Choice:
         return Choice(view.rows, prices, self.speculation, self._held.unexplored)
@@ -263,5 +268,4 @@ class GoodputController:
         tokens = (sum([row.emitted for row in rows]), why.predicted_tokens) if speculated else None
         measured_s = self._named.learn(result, why, tokens)
         policy.saw(measured_s, why.predicted_s - prompts_s, prompts_s, tokens)
-        if speculated:
-            policy.judge(*why.raw)
+        policy.judge(*why.raw)  # of plain steps too: other rows, or drafts, may be worth it

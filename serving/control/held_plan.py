@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import RowView
 from distillspec.serving.control.decision import Decision
+from distillspec.serving.control.offers import by_source
 
 HELD, MOST_HELD = 8, 32  # steps that one plan holds for: at first, and after plans that were all alike
 
@@ -55,6 +57,13 @@ class HeldPlan:
             return None
         return self.plan.why if isinstance(self.plan.why, Decision) else None
 
+    def drafted(self, rows: Sequence[RowView]) -> Counter[str] | None:
+        """Return the nodes of each source in the last plan that speculated, None if it was not for these rows."""
+        before = self._before
+        if before is None or _sources(before.rows) != _sources(rows):
+            return None
+        return by_source([(row.source, shape.nodes) for row, shape in zip(rows, before.shapes, strict=True)])
+
     def _renew(self, decision: Decision, step: int) -> None:
         if decision.mode != "speculating":
             self._until = step + HELD
@@ -69,3 +78,7 @@ class HeldPlan:
 
 def _names(rows: Sequence[RowView]) -> list[str]:
     return [row.sequence_id for row in rows]
+
+
+def _sources(rows: Sequence[RowView]) -> list[tuple[str, str]]:
+    return [(row.sequence_id, row.source) for row in rows]

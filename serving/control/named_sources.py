@@ -15,8 +15,8 @@ from distillspec.serving.control.named_rest import NamedRest
 from distillspec.serving.control.offers import StepPlan
 from distillspec.serving.control.price_list import PriceList
 
-# What is never tried is not known: after so many price lists rows take the second best of their sources for a step.
-SECOND_EVERY = 8
+# What is never tried is not known: after so many steps rows take the second best of their sources for one.
+SECOND_EVERY = 64
 USUAL = 0.05  # weight of a step in the running mean of what plans promise
 
 
@@ -30,7 +30,8 @@ class NamedSources:
     def __init__(self) -> None:
         self.used = False
         self._list: PriceList | None = None
-        self._until, self._names, self._lists = 0, list[str](), 0
+        self._until, self._names = 0, list[str]()
+        self._second_at: int | None = None  # the step in which second best sources were tried last
         # Goodput of plans over that of plain steps. Plans differ from step to step, so speculation is judged by the
         # running mean. It is a ratio, which says something of other numbers of rows too. 0: nothing was planned.
         self._usual = 0.0
@@ -65,8 +66,10 @@ class NamedSources:
         """
         self._list, self._names = prices, [row.sequence_id for row in view.rows]
         self._until = step if view.prefill_tokens else step + HELD
-        self._lists += 1
-        return self._lists % SECOND_EVERY == 0
+        if self._second_at is None or step >= self._second_at + SECOND_EVERY:
+            begins, self._second_at = self._second_at is None, step
+            return not begins
+        return step == self._second_at
 
     def kept(self, view: BatchView, step: int) -> PriceList | None:
         """Return the last list, if that is good for this step too."""
@@ -74,9 +77,13 @@ class NamedSources:
             return None
         return self._list if [row.sequence_id for row in view.rows] == self._names else None
 
-    def promise(self, best: StepPlan, plain: StepPlan) -> float:
-        """Return the tokens a second that plans usually promise, where a plain step has those of `plain`."""
-        if plain.goodput:
+    def promise(self, best: StepPlan, plain: StepPlan, *, usual: bool = True) -> float:
+        """Return the tokens a second that plans usually promise, where a plain step has those of `plain`.
+
+        Args:
+            usual: False for a plan that is not the best one. It says nothing of others.
+        """
+        if plain.goodput and (usual or not self._usual):
             ratio = best.goodput / plain.goodput
             self._usual += USUAL * (ratio - self._usual) if self._usual else ratio
         return plain.goodput * self._usual

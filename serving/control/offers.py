@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from distillspec.serving.base.rows import Option, RowView
@@ -76,6 +77,11 @@ class StepPlan(NamedTuple):
         return sum([each.nodes for each in self.chosen])
 
     @property
+    def drafted(self) -> Counter[str]:
+        """Drafted tokens of each source."""
+        return by_source([(each.row.source, each.nodes) for each in self.chosen])
+
+    @property
     def goodput(self) -> float:
         """Expected tokens a second."""
         return self.expected.goodput
@@ -91,17 +97,25 @@ class StepPlan(NamedTuple):
         return sum([each.gain for each in self.chosen]) / max(1.0, self.expected.tokens)
 
 
-def choose(row: RowView, offers: Sequence[Offer], *, second: bool = False, drafts: bool = True) -> Chosen:
+def choose(row: RowView, offers: Sequence[Offer], *, second: bool = False, without: Collection[str] = ()) -> Chosen:
     """Return the best offer to a row, or the second best one, if any is worth its cost.
 
     Args:
         offers: the best ones first.
-        drafts: False: no draft runs.
+        without: drafts that do not run.
     """
-    found = [offer for offer in offers if drafts or not offer.option.drafted_by_model]
-    without = max([0.0, *[offer.value for offer in found if offer.option.likely is None]])
+    found = [offer for offer in offers if not (offer.option.drafted_by_model and offer.option.source in without)]
+    unnamed = max([0.0, *[offer.value for offer in found if offer.option.likely is None]])
     place = int(second and len(found) > 1)
     if not found or (found[place].value <= 0 and not second):
         return Chosen.nothing(row)
     best = found[place]
-    return Chosen(row.with_option(best.option), best.shape, best.tokens, max(0.0, best.value - without))
+    return Chosen(row.with_option(best.option), best.shape, best.tokens, max(0.0, best.value - unnamed))
+
+
+def by_source(nodes: Sequence[tuple[str, int]]) -> Counter[str]:
+    """Return the sums of nodes, given by source."""
+    found = Counter[str]()
+    for source, count in nodes:
+        found[source] += count
+    return found

@@ -11,7 +11,8 @@ counted as tokens of the target's pass, where they may make each further token d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy
@@ -46,6 +47,7 @@ class PriceList:
         price: tokens a second to start from. 0: those of plain decoding.
         hope: see `AcceptanceEstimate.chances`.
         prefill_tokens: prompt tokens in the target's pass.
+        before: nodes of each draft for these rows in the step before, None if it had others.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class PriceList:
         price: float = 0.0,
         hope: float = 0.0,
         prefill_tokens: int = 0,
+        before: Mapping[str, int] | None = None,
     ) -> None:
         self.count, self.acceptance, self.latency, self.hope = max(1, len(rows)), acceptance, latency, hope
         self.most, self.nodes = most, chains(most) if trees is None else trees
@@ -66,7 +69,7 @@ class PriceList:
         self.node_s = self._target_s(0, FEWEST * self.count) / (FEWEST * self.count)
         self._first = self._rows = rows  # the list is made for the first, and plans for the others
         self._drafted: dict[Key, Drafted] = {}
-        self._last: StepPlan | None = None  # of the round before
+        self._drafting = before or {}  # nodes of each draft, in the round before
         self._plain = self._planned(rows, list(map(Chosen.nothing, rows)))
         self._best: StepPlan | None = None  # at the price, of the first rows
         plain, drafts = self._plain.goodput, {row.source for row in rows if row.drafted_by_model}
@@ -74,12 +77,13 @@ class PriceList:
         self.price = max(price, plain)
         for turn in range(ROUNDS):
             found = self.plan(rows)
-            before, self.price = self.price, max(self._earned(found), plain)
-            if abs(self.price - before) <= CLOSE * before and (turn or len(drafts) < 2):
-                self.price, self._best = before, found
+            last, self.price = self.price, max(self._earned(found), plain)
+            settled = turn or len(drafts) < 2 or found.drafted == self._drafting
+            if settled and abs(self.price - last) <= CLOSE * last:
+                self.price, self._best = last, found
                 break
             self._drafted.clear()
-            self._last = found
+            self._drafting = found.drafted
 
     def hopeful(self, hope: float) -> PriceList:
         """Return the list for chains whose acceptance is so many standard errors higher."""
@@ -111,12 +115,18 @@ class PriceList:
         offers = list(map(self._offers, rows))
         pairs = list(zip(rows, offers, strict=True))
         best = self._planned(rows, [choose(row, own, second=row.sequence_id in explored) for row, own in pairs])
-        drafting = [each.row.source for each in best.chosen if each.drafts]
-        if second or not drafting or (len(drafting) == len(rows) and len(set(drafting)) == 1):
+        used = Counter([each.row.source for each in best.chosen if each.drafts])
+        if second or not used or used.total() == len(rows) == max(used.values()):
             return best
-        # A row's share of a draft's passes was that of a step in which all rows draft with it.
-        other = self._planned(rows, [choose(row, own, drafts=False) for row, own in pairs])
-        return max(best, other, key=lambda plan: plan.expected.tokens - self.price * plan.expected.seconds)
+        # A row's share of a draft's passes was that of a step in which all rows draft that can.
+        able = Counter([offer.option.source for own in offers for offer in own if offer.option.drafted_by_model])
+        dearer = [source for source, count in used.items() if count < able[source]] if len(used) > 1 else []
+        others = [self._without(pairs, drafts) for drafts in (able, *([source] for source in dearer))]
+        return max(best, *others, key=lambda plan: plan.expected.tokens - self.price * plan.expected.seconds)
+
+    def _without(self, pairs: Sequence[tuple[RowView, Sequence[Offer]]], drafts: Collection[str]) -> StepPlan:
+        """Return the best plan in which these drafts do not run."""
+        return self._planned([row for row, _ in pairs], [choose(row, own, without=drafts) for row, own in pairs])
 
     def _planned(self, rows: Sequence[RowView], wished: Sequence[Chosen]) -> StepPlan:
         """Return the plan with the nodes of these choices that pay together."""
@@ -226,7 +236,7 @@ class PriceList:
 
     def _beside(self, source: str) -> int:
         """Return the nodes that other drafts have in the last plan: they are in the same pass of the target."""
-        return 0 if self._last is None else sum([each.nodes for each in self._last.chosen if each.row.source != source])
+        return sum([nodes for name, nodes in self._drafting.items() if name != source])
 
     def _reading_s(self, option: Option) -> float:
         """Return the seconds in which a draft reads a text that it is far behind in."""

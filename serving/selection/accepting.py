@@ -13,7 +13,10 @@ from distillspec.serving.costs.table import Floats
 
 DOMAINS, WORDS = 32, 128  # places that domains and prompt tokens are hashed to
 LONG_ANSWER = 256.0  # tokens
-START, PRIOR = 0.0, 3.0  # log-odds of acceptance before anything was seen, and their precision
+START = 0.0  # log-odds of acceptance before anything was seen
+# Precision of the weights before anything was seen. There are many words, and each says little: with the precision of
+# the others, together they would leave every draft in doubt for ever.
+PRIOR = numpy.concatenate([numpy.full(2 + DOMAINS, 3.0), numpy.full(WORDS, 30.0)])
 LEAST_CHANCE = 0.05  # that an evaluation, or a ratio to an old draft, is believed
 CORRELATED = 0.25  # weight of a trial: those of one answer are alike
 MEMORY = 2000.0  # trials after which evidence has half its weight
@@ -46,7 +49,7 @@ class Accepting:
     """
 
     weights: Floats = field(default_factory=lambda: _start(START))
-    precision: Floats = field(default_factory=lambda: numpy.full(2 + DOMAINS + WORDS, PRIOR))
+    precision: Floats = field(default_factory=PRIOR.copy)
     _error: float = 0.0  # moving sum of errors, and of their variance
     _variance: float = 0.0
 

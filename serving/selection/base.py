@@ -13,6 +13,7 @@ from distillspec.serving.costs.latency import LatencyModel
 
 Choices = Mapping[str, str | None]  # row → its draft, None: none drafts for it
 
+MOST_LEVELS = 16
 KEEP_EVERY = 256  # steps after which rows that are gone are forgotten
 
 
@@ -24,6 +25,7 @@ class SelectionParts:
     seed: int
     latency: Callable[[], LatencyModel]  # the present costs of steps
     fixed_length: int | None = None  # of every chain, None where a controller chooses
+    most: int = MOST_LEVELS  # the longest chain
     expected: Mapping[str, float] = field(default_factory=dict)  # α of drafts by their own evaluation
 
 

@@ -1,114 +1,164 @@
-"""Rows of a batch with the drafts that they have: what one row's choice of a draft brings the whole of it.
+"""Tokens a second of a batch, by the drafts of its rows.
 
-Drafts run one after another. A draft that no other row has costs its passes for one row alone, and all rows wait. So a
-row's best draft depends on those of the others.
+Drafts run one after another. A draft that one row has costs its passes for this row alone, and all rows wait for them.
+So what a draft is worth for a row depends on those of the others, and drafts are chosen for all rows together.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
-from distillspec.serving.base.rows import Option
+import numpy
+from numpy.typing import NDArray
+
+from distillspec.serving.costs.drafted import Ints
 from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import Floats
 
-RATE = 0.05  # of the averages over steps
-
-
-class Habit(NamedTuple):
-    """Averages of a row of a draft over steps: tokens drafted, and tokens written."""
-
-    drafted: float = 2.0
-    written: float = 1.6
-
-    def after(self, drafted: int, written: int) -> Habit:
-        """Return the average with one more row."""
-        return Habit(self.drafted + RATE * (drafted - self.drafted), self.written + RATE * (written - self.written))
+Bools = NDArray[numpy.bool_]
+NONE = -1  # place of a row without a draft
+BETTER = 1.03  # times the tokens of a row that a change must bring for each row that it moves
+NOTHING = -1e9  # tokens that a draft is worth that may not draft
+TYPICAL = 2  # tokens of a row over which the cost of verifying one is taken
 
 
-class Priced(NamedTuple):
-    """A step of a whole batch in which one row drafts a chain."""
+class Prospect(NamedTuple):
+    """What each of m drafts would bring one row."""
 
-    written: float  # tokens of all rows, but for the chain
-    seconds: Sequence[float]  # of the step, by the length of the chain, from 1 on
-
-    def goodput(self, survival: Sequence[float], fixed: int | None = None) -> float:
-        """Return the most tokens a second of the batch.
-
-        Args:
-            survival: P(the first 1, 2, … tokens of the chain are all accepted), one for each of `seconds`.
-            fixed: the only length, None for the best one.
-        """
-        best, written = 0.0, self.written
-        for length, (survives, seconds) in enumerate(zip(survival, self.seconds, strict=True), 1):
-            written += survives
-            if fixed is None or length == min(fixed, len(survival)):
-                best = max(best, written / seconds)
-        return best
+    tokens: Floats  # `[m, L]`, that chains of 1 … L tokens are expected to add
+    able: Bools  # `[m]`, drafts that may draft for the row
+    reading_s: Floats  # `[m]`, seconds in which a draft reads what it has not read of the row's text
+    left: float  # tokens that the row is taken to write still
+    context: int  # its cached tokens
 
 
-@dataclass(frozen=True)
-class Others:
-    """The other rows of a batch.
+class Batch:
+    """Rows of a step, and what each draft would bring each of them.
 
-    rows: how many there are, by draft. None: without one.
-    context: cached tokens of all rows, the one that chooses too.
-    habits: of drafts, by name.
-    blocks: drafts that draft all tokens in one pass.
+    Args:
+        rows: at least one.
+        drafts: costs of each of the m drafts.
+        latency: costs of steps.
+        fixed: the length of every chain, None where it is chosen.
     """
 
-    rows: Mapping[str | None, int]
-    context: int
-    habits: Mapping[str, Habit]
-    blocks: frozenset[str] = frozenset()
+    def __init__(
+        self,
+        rows: Sequence[Prospect],
+        drafts: Sequence[LatencyModel],
+        latency: LatencyModel,
+        fixed: int | None = None,
+    ) -> None:
+        self.drafts, self.latency, self.fixed = drafts, latency, fixed
+        self.tokens = numpy.stack([row.tokens for row in rows])  # [n, m, L]
+        self.able = numpy.stack([row.able for row in rows])
+        self.reading_s = numpy.stack([row.reading_s for row in rows])
+        self.left = numpy.array([row.left for row in rows])
+        self.context = sum([row.context for row in rows])
+        self._loops: dict[tuple[int, int], Floats] = {}  # by draft and rows
 
-    @classmethod
-    def of(
-        cls,
-        drafts: Iterable[str | None],
-        context: int,
-        habits: Mapping[str, Habit],
-        blocks: frozenset[str] = frozenset(),
-    ) -> Others:
-        """Return the rows that have these drafts."""
-        return cls(Counter(drafts), context, habits, blocks)
+    @cached_property
+    def plain_s(self) -> float:
+        """Seconds of a step without drafts."""
+        rows = len(self.left)
+        return self.latency.target.seconds(self.context, rows, rows)
 
-    def without(self, draft: str | None) -> Others:
-        """Return the rows without one that has this draft."""
-        return replace(self, rows=Counter(self.rows) - Counter([draft]))
+    @cached_property
+    def node_s(self) -> float:
+        """Seconds that a drafted token adds to the target's pass."""
+        return self._verifying_s(TYPICAL * len(self.left)) / (TYPICAL * len(self.left))
 
-    def with_(self, draft: str) -> Others:
-        """Return the rows with one more that has this draft."""
-        return replace(self, rows=Counter(self.rows) + Counter([draft]))
+    def rate(self, own: Ints, price: float | None = None) -> float:
+        """Return the tokens a second, if each row has the draft of this place `[n]`.
 
-    def priced(self, option: Option, latency: LatencyModel, levels: int) -> Priced:
-        """Return the costs of the whole batch, if one more row drafts a chain of at most `levels` by `option`."""
-        rows, drafted, written, beside_s = 1, 0.0, 1.0, 0.0
-        for name, count in self.rows.items():
-            habit = Habit(0.0, 1.0) if name is None else self._habit(name)
-            rows, drafted, written = rows + count, drafted + count * habit.drafted, written + count * habit.written
-            if name is not None and name != option.source:
-                beside_s += self._loop_s(name, 0, latency)
-        beside_s += latency.target.per_context * self.context
-        lengths = range(1, levels + 1)
-        own_s = [self._loop_s(option.source, length, latency, option) for length in lengths]
-        target_s = [latency.target.seconds(0, rows + drafted + length) for length in lengths]
-        return Priced(written, [beside_s + own + target for own, target in zip(own_s, target_s, strict=True)])
+        Args:
+            price: tokens a second at which lengths are chosen. None: those that it leads to (Dinkelbach 1967).
+        """
+        if price is None:
+            return self.rate(own, self.rate(own, len(self.left) / self.plain_s))
+        tokens, seconds, nodes = float(len(own)), self.plain_s, 0
+        for place in numpy.unique(own[own != NONE]).tolist():
+            rows = (own == place) & self.able[:, place]
+            count = int(rows.sum())
+            if not count:
+                continue
+            gains, loops = self.tokens[rows, place].sum(0), self._loop_s(place, count)
+            worth = gains - price * (loops + self.node_s * count * numpy.arange(1, len(gains) + 1))
+            at = int(worth.argmax()) if self.fixed is None else min(self.fixed, len(gains)) - 1
+            if worth[at] <= 0 and self.fixed is None:
+                continue
+            tokens, nodes = tokens + float(gains[at]), nodes + count * (at + 1)
+            share = (1 + self.tokens[rows, place, at]) / self.left[rows]  # of what is left, in a step
+            seconds += float(loops[at] + (self.reading_s[rows, place] * share).sum())
+        return tokens / (seconds + self._verifying_s(nodes))
 
-    def _loop_s(self, name: str, length: int, latency: LatencyModel, option: Option | None = None) -> float:
-        """Return the seconds of a draft's passes for its rows, and for one more that drafts `length` tokens."""
-        count, habit, table = self.rows.get(name, 0), self._habit(name), latency.table_of(name)
-        if table is None:
-            return latency.draft_free_s
-        if name in self.blocks or (latency.at_once if option is None else option.at_once):
-            return table.first + table.seconds(0, count * habit.drafted + length)
-        seconds, level = table.first * min(1.0, count * min(1.0, habit.drafted) + (length > 0)), 1
-        while (tokens := count * min(1.0, max(0.0, habit.drafted - level + 1)) + (level <= length)) > 0:
-            seconds += min(1.0, tokens) * table.seconds(0, max(1.0, tokens))
-            level += 1
-        return seconds
+    def rates(self, own: Ints, row: int, price: float) -> list[float]:
+        """Return the tokens a second with each of the drafts for one row, and `own [n]` for the others."""
+        found = []
+        for place in range(len(self.drafts)):
+            own[row] = place
+            found.append(self.rate(own, price))
+        return found
 
-    def _habit(self, name: str) -> Habit:
-        return self.habits.get(name, Habit())
+    def best(self, own: Ints, movable: Bools) -> Ints:
+        """Return better drafts `[n]` for all rows together, or the same where no others are worth the change.
+
+        Args:
+            own: the present drafts.
+            movable: `[n]` bool, rows that may get others.
+        """
+        price = self.rate(own)
+        worth, used = self._worth(price), frozenset(own[own != NONE].tolist())
+        kept = self._within(used, own, movable, worth)
+        kept_rate, found, found_rate = self.rate(kept, price), kept, 0.0
+        for drafts in self._sets(used):
+            each = self._within(drafts, own, movable, worth)
+            rate, moved = self.rate(each, price), numpy.count_nonzero(each != kept)
+            if rate > found_rate and rate > kept_rate * (1 + (BETTER - 1) * moved / len(own)):
+                found, found_rate = each, rate
+        return found
+
+    def _sets(self, used: frozenset[int]) -> list[frozenset[int]]:
+        """Return sets of drafts near the one in use: one less, one more, all, and each alone."""
+        every = range(len(self.drafts))
+        near = [used ^ {place} for place in every]
+        return [*{each for each in (*near, frozenset(every), *(frozenset({place}) for place in every)) if each}]
+
+    def _within(self, drafts: frozenset[int], own: Ints, movable: Bools, worth: Floats) -> Ints:
+        """Return the best one of these drafts for each row, its own where that is hardly worse or none can draft."""
+        if not drafts:
+            return own
+        places = numpy.array(sorted(drafts))
+        best = places[worth[:, places].argmax(1)]
+        rows = numpy.arange(len(own))
+        there = numpy.isin(own, places)
+        gains = worth[rows, best] - numpy.where(there, worth[rows, own], NOTHING)
+        least = (BETTER - 1) * (1 + numpy.maximum(0.0, worth[rows, best]))
+        moves = movable & self.able[rows, best] & (gains > least)
+        return numpy.where(moves, best, own)
+
+    def _worth(self, price: float) -> Floats:
+        """Return what each draft is worth for each row `[n, m]`, in tokens a step, if its passes cost nothing more."""
+        lengths = numpy.arange(1, self.tokens.shape[2] + 1)
+        if self.fixed is not None:
+            lengths = lengths[min(self.fixed, len(lengths)) - 1 :][:1]
+        found = self.tokens[..., lengths - 1] - price * self.node_s * lengths
+        at = found.argmax(2)
+        reading = self.reading_s * (1 + numpy.take_along_axis(self.tokens, lengths[at][..., None] - 1, 2)[..., 0])
+        best = numpy.take_along_axis(found, at[..., None], 2)[..., 0] - price * reading / self.left[:, None]
+        return numpy.where(self.able, best, NOTHING)
+
+    def _verifying_s(self, nodes: int) -> float:
+        """Return the seconds that drafted tokens add to the target's pass."""
+        table, rows = self.latency.target, len(self.left)
+        return table.seconds(0, rows + nodes) - table.seconds(0, rows)
+
+    def _loop_s(self, place: int, count: int) -> Floats:
+        """Return the seconds `[L]` in which a draft drafts 1 … L tokens for so many rows."""
+        if (place, count) not in self._loops:
+            draft, context = self.drafts[place], self.context * count / len(self.left)
+            lengths = range(1, self.tokens.shape[2] + 1)
+            self._loops[place, count] = numpy.array([draft.loop_s(count, context, length) for length in lengths])
+        return self._loops[place, count]

@@ -1,29 +1,29 @@
-"""Selection by goodput: each request gets the draft that is expected to bring it the most tokens a second."""
+"""Selection by goodput: the drafts that are expected to bring all rows the most tokens a second."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import mul
 from random import Random
+
+import numpy
 
 from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult, decoding_rows
-from distillspec.serving.base.rows import Option, RowView
+from distillspec.serving.base.rows import RowView
+from distillspec.serving.costs.drafted import Ints
 from distillspec.serving.costs.table import Floats
 from distillspec.serving.selection.accepting import Accepting, features, sigmoid
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of
-from distillspec.serving.selection.batch import Habit
-from distillspec.serving.selection.prices import Prices
+from distillspec.serving.selection.batch import NONE, Batch, Prospect
 
-LEARN_EVERY = 16  # steps whose trials are learnt from together, and for which prices hold
-REVIEW = 16  # tokens of an answer between two looks at its draft
+LEARN_EVERY = 16  # steps whose trials are learnt from together, and between two reviews of the rows' drafts
+REVIEW = 16  # tokens that a draft writes for an answer before the answer may get another one
 STRENGTH = 30.0  # trials that the estimate by features is worth beside a request's own
+ALIKE = 0.35  # of what a request's trials of other drafts say against the estimate holds for a draft too
+MOST_OFFSET = 1.0  # log-odds
 LEAST_LEFT = 32  # tokens that an answer is taken to write still. As many as it has written, where those are more
-BETTER = 1.03  # times the tokens a second that a draft must bring for a running answer to switch to it
-MOST_LEVELS = 16
 
 
 @dataclass
@@ -31,23 +31,22 @@ class Answer:
     """A running answer."""
 
     draft: str
-    review_at: int  # tokens of its text
+    since: int  # tokens of its text when it got this draft
     known: Floats  # its features
-    belief: float  # P(a token of its draft is accepted), before its own trials
-    loss: float  # share of the tokens a second that the draft costs, if it is not the one expected to be best
+    belief: float  # P(a token of its draft is accepted) by these, before its own trials
+    loss: float = 0.0  # share of its tokens that the draft costs, if it is not the one expected to be best
     coming: str | None = None  # the draft that it switches to when that has read its text
+    prospect: tuple[Sequence[str], Prospect] | None = None  # drafts, and what they would bring it
     own: dict[str, tuple[int, int]] = field(default_factory=dict)  # tried and accepted tokens of each draft
     new: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # steps, and those since they were learnt from
 
 
 class GoodputSelection(SelectionState):
-    """Learns P(accepted) of each draft by what is known of a request, and prices drafts by the costs of steps.
-
-    A draft that other rows have already is cheaper, since drafts run one after another (`Others`).
+    """Learns P(accepted) of each draft by what is known of a request, and chooses drafts by the costs of steps.
 
     A new request draws each draft's acceptance from its posterior and takes the draft with the most expected tokens a
-    second (Thompson 1933): drafts are tried as long as they may be the best. A running one is looked at again every
-    `REVIEW` tokens, by then with its own trials, and switches if what is left of its answer pays for reading its text.
+    second (Thompson 1933): drafts are tried as long as they may be the best. Every `LEARN_EVERY` steps the drafts of
+    all rows are chosen together again, by the rows' own trials too (see `Batch`).
 
     Args:
         fast_switching: the new draft reads the text in spare room of steps, and the old one drafts until it has.
@@ -58,22 +57,22 @@ class GoodputSelection(SelectionState):
         self.parts, self.fast_switching = parts, fast_switching
         self._drafts: dict[str, Accepting] = {}
         self._shapes: dict[str, tuple[list[int], list[int]]] = {}  # tried and accepted, by position
-        self._relative: dict[str, list[float]] = {}  # acceptance of each position over that of all
+        self._relative: dict[str, Floats] = {}  # acceptance of each position over that of all
+        self._blocks = set[str]()  # drafts that draft all tokens in one pass
         self._answers: dict[str, Answer] = {}
-        self._habits: dict[str, Habit] = {}
-        self._prices = Prices(parts.latency, self._habits)
+        self._reviewed_at, self._reviewed = 0, 0  # the step, and its rows
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
-        before = [self._answers.get(row.sequence_id) for row in rows]
-        drafts = [None if answer is None else answer.draft for answer in before]
-        blocks = frozenset([option.source for row in rows for option in row.options if option.at_once])
-        self._prices.see(drafts, sum([row.context_tokens for row in rows]), blocks)
-        found = {row.sequence_id: self._of(row) for row in rows}
-        answers = [(row, self._answers.get(row)) for row in found]
-        self.beliefs = {row: answer.belief for row, answer in answers if answer is not None}
-        self.coming = {row: answer.coming for row, answer in answers if answer is not None and answer.coming}
-        self.on_trial = {row: answer.loss for row, answer in answers if answer is not None and answer.loss}
-        return found
+        for row in rows:
+            self._keep(row, rows)
+        if self._is_due(rows):
+            self._review(rows)
+        running = [(row.sequence_id, self._answers.get(row.sequence_id)) for row in rows]
+        answers = [(name, answer) for name, answer in running if answer is not None]
+        self.beliefs = {name: answer.belief for name, answer in answers}
+        self.coming = {name: answer.coming for name, answer in answers if answer.coming}
+        self.on_trial = {name: answer.loss for name, answer in answers if answer.loss}
+        return {name: None if answer is None else answer.draft for name, answer in running}
 
     def observe(self, result: StepResult, chosen: Choices) -> None:
         for row in decoding_rows(result):
@@ -82,14 +81,13 @@ class GoodputSelection(SelectionState):
             if source is None or answer is None or not trials:
                 continue
             accepted = sum([trial.accepted for trial in trials])
-            self._habits[source] = self._habits.get(source, Habit()).after(row.depth, row.emitted)
             tried, before = answer.own.get(source, (0, 0))
             answer.own[source] = tried + len(trials), before + accepted
             steps, tried, before = answer.new.get(source, (0, 0, 0))
             answer.new[source] = steps + 1, tried + len(trials), before + accepted
-            tried_at, accepted_at = self._shapes.setdefault(source, ([0] * MOST_LEVELS, [0] * MOST_LEVELS))
+            tried_at, accepted_at = self._shapes.setdefault(source, ([0] * self.parts.most, [0] * self.parts.most))
             for trial in trials:
-                if trial.depth <= MOST_LEVELS:
+                if trial.depth <= self.parts.most:
                     tried_at[trial.depth - 1] += 1
                     accepted_at[trial.depth - 1] += trial.accepted
         alive = self.passed(result)
@@ -99,10 +97,9 @@ class GoodputSelection(SelectionState):
             self._answers = {name: answer for name, answer in self._answers.items() if name in alive}
 
     def _learn(self) -> None:
-        """Learn from the trials of the last steps. Prices and positions are looked at again."""
+        """Learn from the trials of the last steps. Positions are looked at again."""
         for answer in self._answers.values():
             self._learn_from(answer)
-        self._prices.renew()
         self._relative.clear()
 
     def _learn_from(self, answer: Answer) -> None:
@@ -112,7 +109,7 @@ class GoodputSelection(SelectionState):
 
     def draft_changed(self, change: DraftChange) -> None:
         source = change.source
-        self._prices.renew()
+        self._blocks.discard(source)
         if (draft := self._drafts.get(source)) is not None:
             draft.change(change.acceptance)
             self._shapes.pop(source, None)
@@ -121,63 +118,65 @@ class GoodputSelection(SelectionState):
             answer.own.pop(source, None)
             answer.new.pop(source, None)
 
-    def _of(self, row: RowView) -> str | None:
+    def _keep(self, row: RowView, rows: Sequence[RowView]) -> None:
+        """Keep a row's draft, or begin with one: for a new answer, or where its draft may not draft for it."""
         answer = self._answers.get(row.sequence_id)
         if answer is not None and answer.coming is not None:
             self._arrive(row, answer)
-        if answer is not None and row.context_tokens < answer.review_at and _may(row, answer.draft):
-            return answer.draft
         drafts = drafts_of(row)
-        if not drafts:
-            return None if answer is None else answer.draft
-        if answer is None or not any(option.source == answer.draft for option in drafts):
-            before = None if answer is None else answer.draft
-            if answer is not None:
-                self._learn_from(answer)
-            self._answers[row.sequence_id] = answer = self._begun(row, drafts, before)
-            self._prices.change(before, answer.draft)
-        else:
-            self._review(row, answer, drafts)
-        answer.review_at = row.context_tokens + REVIEW
-        return answer.draft
-
-    def _begun(self, row: RowView, drafts: Sequence[Option], before: str | None) -> Answer:
-        """Return a new answer with its first draft, drawn by what its drafts may be worth. It had another `before`."""
-        known = features(row)
-        draws = Random(f"{self.parts.seed}/{row.sequence_id}")
-        expected, drawn, chances = dict[str, float](), dict[str, float](), dict[str, float]()
-        for option in drafts:
-            name = option.source
-            chances[name] = self._chance(name, known, draws.gauss(0, 1))
-            reading_s = self.parts.latency().reading_s(option.unread_tokens, name)
-            expected[name] = self._after_reading(self._goodput(before, option, self._chance(name, known)), reading_s)
-            drawn[name] = self._after_reading(self._goodput(before, option, chances[name]), reading_s)
-        chosen = max(drawn, key=lambda source: drawn[source])
-        lost = self._prices.rows * (1 - expected[chosen] / max(expected.values()))
-        return Answer(chosen, 0, known, chances[chosen], min(1.0, lost))
-
-    def _after_reading(self, rate: float, reading_s: float) -> float:
-        """Return the tokens a second of all rows over an answer's least length, if all wait while a text is read."""
-        return rate / (1 + rate * reading_s / (LEAST_LEFT * max(1, self._prices.rows)))
-
-    def _review(self, row: RowView, answer: Answer, drafts: Sequence[Option]) -> None:
-        """Let an answer switch to the best draft, if the rest of it pays for that."""
-        if len(drafts) == 1:
+        if not drafts or (answer is not None and any(option.source == answer.draft for option in drafts)):
             return
-        options = {option.source: option for option in drafts}
-        rates = {name: self._goodput(answer.draft, own, self._own(own, answer)) for name, own in options.items()}
-        best = max(rates, key=lambda name: rates[name])
-        option, rate, before = options[best], rates[best], rates[answer.draft]
-        # All rows wait while the text is read. What this one wins is counted in seconds of all of them too.
-        left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
-        reading_s = self.parts.latency().reading_s(option.unread_tokens, best)
-        answer.coming = None
-        gain = self._prices.rows * (rate / before - 1)  # of the batch, as a share of one row's tokens
-        if gain > BETTER - 1 and left * gain / before > reading_s:
-            answer.coming = best
-            self._arrive(row, answer)
-        lost = self._prices.rows * (1 - rates[answer.draft] / rate)
-        answer.loss, answer.belief = min(1.0, lost), self._chance(answer.draft, answer.known)
+        if answer is not None:
+            self._learn_from(answer)
+        self._answers[row.sequence_id] = self._begun(row, rows)
+
+    def _begun(self, row: RowView, rows: Sequence[RowView]) -> Answer:
+        """Return a new answer with its first draft, drawn by what its drafts may be worth beside the others'."""
+        known, names, draws = features(row), self._names(rows), Random(f"{self.parts.seed}/{row.sequence_id}")
+        found = [self._draft(name).log_odds(known) for name in names]
+        mean = [sigmoid(log_odds) for log_odds, _ in found]
+        drawn = [sigmoid(log_odds + draws.gauss(0, 1) * deviation) for log_odds, deviation in found]
+        others = [other for other in rows if other is not row and other.sequence_id in self._answers]
+        beside = [self._prospect_of(other, names) for other in others]
+        own = numpy.append(self._places(others, names), NONE)
+        expected, hoped = (self._batch([*beside, self._prospect(row, names, each)], names) for each in (mean, drawn))
+        price = expected.rate(own)
+        rates, hopes = (batch.rates(own, len(others), price) for batch in (expected, hoped))
+        able = [place for place, name in enumerate(names) if any(option.source == name for option in drafts_of(row))]
+        chosen = max(able, key=lambda place: hopes[place])
+        lost = len(own) * (1 - rates[chosen] / max([rates[place] for place in able]))
+        answer = Answer(names[chosen], row.context_tokens, known, mean[chosen], min(1.0, lost))
+        answer.prospect = names, self._prospect(row, names, mean)
+        return answer
+
+    def _is_due(self, rows: Sequence[RowView]) -> bool:
+        """Return True if drafts are to be reviewed: some steps have passed, or rows that shared a draft have left."""
+        if self.steps >= self._reviewed_at + LEARN_EVERY:
+            return True
+        left = len(rows) < self._reviewed
+        return (
+            left and len({self._answers[row.sequence_id].draft for row in rows if row.sequence_id in self._answers}) > 1
+        )
+
+    def _review(self, rows: Sequence[RowView]) -> None:
+        """Let answers switch to the drafts that are best for all rows together, if that pays."""
+        self._reviewed_at, self._reviewed = self.steps, len(rows)
+        names, running = self._names(rows), [row for row in rows if row.sequence_id in self._answers]
+        if len(names) < 2 or not running:
+            return
+        answers = [self._answers[row.sequence_id] for row in running]
+        for row, answer in zip(running, answers, strict=True):
+            answer.prospect = names, self._prospect(row, names, self._own(answer, names))
+            answer.belief = self._draft(answer.draft).chance(answer.known)
+        settled = [row.context_tokens >= answer.since + REVIEW for row, answer in zip(running, answers, strict=True)]
+        batch = self._batch([self._prospect_of(row, names) for row in running], names)
+        best = batch.best(self._places(running, names), numpy.array(settled))
+        for row, answer, draft, may_move in zip(running, answers, best.tolist(), settled, strict=True):
+            if may_move:
+                answer.loss, answer.coming = 0.0, None
+            if draft != NONE and names[draft] != answer.draft:
+                answer.coming = names[draft]
+                self._arrive(row, answer)
 
     def _arrive(self, row: RowView, answer: Answer) -> None:
         """Let an answer switch to the draft that is coming, once that needs no pass of its own to read its text."""
@@ -185,47 +184,77 @@ class GoodputSelection(SelectionState):
         if option is None:
             answer.coming = None
         elif option.unread_tokens <= ALONG or not self.fast_switching:
-            self._prices.change(answer.draft, option.source)
-            answer.draft, answer.coming = option.source, None
-            answer.belief = self._chance(answer.draft, answer.known)
+            answer.draft, answer.coming, answer.since = option.source, None, row.context_tokens
+            answer.belief = self._draft(answer.draft).chance(answer.known)
 
-    def _chance(self, source: str, known: Floats, drawn: float | None = None) -> float:
-        """Return P(accepted) by what is known of a request. `drawn`: so many deviations from the mean."""
-        if drawn is None:
-            return self._draft(source).chance(known)
-        mean, deviation = self._draft(source).log_odds(known)
-        return sigmoid(mean + drawn * deviation)
+    def _names(self, rows: Sequence[RowView]) -> list[str]:
+        """Return the drafts that could draft for any of these rows."""
+        return list(dict.fromkeys([option.source for row in rows for option in drafts_of(row)]))
 
-    def _own(self, option: Option, answer: Answer) -> float:
-        """Return P(accepted) of a draft for an answer, its own trials counted in."""
-        tried, accepted = answer.own.get(option.source, (0, 0))
-        return (accepted + STRENGTH * self._chance(option.source, answer.known)) / (tried + STRENGTH)
+    def _places(self, rows: Sequence[RowView], names: Sequence[str]) -> Ints:
+        """Return the place of each row's draft among the names, the one that is coming where there is one."""
+        answers = [self._answers.get(row.sequence_id) for row in rows]
+        drafts = [None if answer is None else answer.coming or answer.draft for answer in answers]
+        return numpy.array([NONE if draft not in names else names.index(draft) for draft in drafts], dtype=int)
 
-    def _goodput(self, before: str | None, option: Option, chance: float) -> float:
-        """Return the tokens a second of all rows, if a row has this draft in place of the one before."""
-        shares = self._by_position(option.source)[: option.limit]
-        survival = list(accumulate([min(1.0, chance * share) for share in shares], mul))
-        return self._prices.goodput(before, option, survival, self.parts.fixed_length)
+    def _batch(self, rows: Sequence[Prospect], names: Sequence[str]) -> Batch:
+        latency = self.parts.latency()
+        return Batch(
+            rows, [latency.of_draft(name in self._blocks, name) for name in names], latency, self.parts.fixed_length
+        )
 
-    def _by_position(self, source: str) -> list[float]:
+    def _prospect_of(self, row: RowView, names: Sequence[str]) -> Prospect:
+        """Return what drafts would bring an answer, as it was known at its last review."""
+        answer = self._answers[row.sequence_id]
+        if answer.prospect is None or answer.prospect[0] != names:
+            answer.prospect = names, self._prospect(row, names, self._own(answer, names))
+        return answer.prospect[1]
+
+    def _prospect(self, row: RowView, names: Sequence[str], chances: Sequence[float]) -> Prospect:
+        """Return what drafts would bring a row, by the chances that a token of each is accepted."""
+        latency, most = self.parts.latency(), self.parts.most
+        tokens, reading_s = numpy.zeros((len(names), most)), numpy.zeros(len(names))
+        for option in drafts_of(row):
+            place = names.index(option.source)
+            if option.at_once:
+                self._blocks.add(option.source)
+            survival = numpy.minimum(1.0, chances[place] * self._by_position(option.source)).cumprod()
+            survival[option.limit :] = 0.0
+            tokens[place] = survival.cumsum()
+            reading_s[place] = latency.reading_s(option.unread_tokens, option.source)
+        left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
+        return Prospect(tokens, tokens[:, 0] > 0, reading_s, left, row.context_tokens)
+
+    def _own(self, answer: Answer, names: Sequence[str]) -> list[float]:
+        """Return P(accepted) of each draft for an answer.
+
+        Beside a draft's own trials, those of the others count for a part: a text may be harder for all drafts.
+        """
+        before = {name: self._draft(name).log_odds(answer.known)[0] for name in dict.fromkeys([*names, *answer.own])}
+        misses, doubts = dict[str, float](), dict[str, float]()
+        for name, (tried, accepted) in answer.own.items():
+            chance = sigmoid(before[name])
+            misses[name], doubts[name] = accepted - tried * chance, tried * chance * (1 - chance)
+        found = []
+        for name in names:
+            miss = sum(misses.values()) - misses.get(name, 0.0)
+            doubt = sum(doubts.values()) - doubts.get(name, 0.0)
+            offset = ALIKE * miss / (doubt + STRENGTH / 4)
+            chance = sigmoid(before[name] + max(-MOST_OFFSET, min(MOST_OFFSET, offset)))
+            tried, accepted = answer.own.get(name, (0, 0))
+            found.append((accepted + STRENGTH * chance) / (tried + STRENGTH))
+        return found
+
+    def _by_position(self, source: str) -> Floats:
         """Return the acceptance of each position over that of all."""
         if source not in self._relative:
-            tried, accepted = self._shapes.get(source, ([0] * MOST_LEVELS, [0] * MOST_LEVELS))
-            mean = (sum(accepted) + 1.0) / (sum(tried) + 2.0)
-            self._relative[source] = [
-                (right + STRENGTH * mean) / (count + STRENGTH) / mean
-                for right, count in zip(accepted, tried, strict=True)
-            ]
+            found = self._shapes.get(source, ([0] * self.parts.most, [0] * self.parts.most))
+            tried, accepted = numpy.array(found, dtype=float)
+            mean = (accepted.sum() + 1) / (tried.sum() + 2)
+            self._relative[source] = (accepted + STRENGTH * mean) / (tried + STRENGTH) / mean
         return self._relative[source]
 
     def _draft(self, source: str) -> Accepting:
         if source not in self._drafts:
             self._drafts[source] = Accepting.expecting(self.parts.expected.get(source))
         return self._drafts[source]
-
-
-def _may(row: RowView, source: str) -> bool:
-    """Return True if a draft may draft for the row, or nothing may."""
-    if not row.limit or row.source == source:
-        return True
-    return any(own.source == source and own.limit for own in row.others)

@@ -8,10 +8,10 @@ from typing import Any
 from distillspec.config.registry import SELECTIONS, check_options, find
 from distillspec.errors import ConfigError
 from distillspec.serving.base.controllers import LengthController
-from distillspec.serving.base.fixed import FixedLength
+from distillspec.serving.base.fixed import FixedLength, FixedTree
 from distillspec.serving.base.wrapped import innermost
 from distillspec.serving.costs.latency import LatencyModel
-from distillspec.serving.selection.base import Selection, SelectionParts
+from distillspec.serving.selection.base import MOST_LEVELS, Selection, SelectionParts
 from distillspec.serving.selection.selecting import SelectingController
 
 
@@ -42,11 +42,12 @@ def with_selection(
         drafts: their names.
         expected: α of drafts by their own evaluation, as far as it is known.
     """
-    own = innermost(inside)
-    fixed = own.speculation_length or None if isinstance(own, FixedLength) else None
+    own, most = innermost(inside), inside.speculation_length
+    fixed = most or None if isinstance(own, FixedLength | FixedTree) else None
 
     def make(latency: Callable[[], LatencyModel]) -> Selection:
-        return make_selection(name, SelectionParts(tuple(drafts), seed, latency, fixed, expected or {}), options or {})
+        parts = SelectionParts(tuple(drafts), seed, latency, fixed, most or MOST_LEVELS, expected or {})
+        return make_selection(name, parts, options or {})
 
     return SelectingController(inside, make)
 

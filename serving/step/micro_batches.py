@@ -76,6 +76,8 @@ class MicroBatches:
         if self.wanted != FIND or rows < 2:
             return
         search = self._search(rows)
+        if rows < search.trying:  # fewer were used
+            return
         search.steps += 1
         if not search.trying:
             if search.steps >= search.wait:

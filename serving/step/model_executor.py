@@ -128,7 +128,8 @@ class ModelExecutor:
         logits = judged[0].logits if len(judged) == 1 else torch.cat([part.logits for part in judged])
         self._health.see(windows, logits)
         results = self.committer.commit(windows, judgements, logits, self._health, work.timer.now)
-        self._batches.observe(drafting, len(logits), work.timer.total_s)
+        if not work.chunks:  # prompts take time that is not the micro-batches'
+            self._batches.observe(drafting, len(logits), work.timer.total_s)
         return results
 
     def _drafted(self, parts: Sequence[StepWork]) -> Generator[tuple[StepWork, list[TokenTree]]]:

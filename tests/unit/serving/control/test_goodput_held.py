@@ -13,6 +13,7 @@ from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.base.shape import chain_shape
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.candidates import candidates
 from distillspec.serving.control.choice import EXPLORE_EVERY
 from distillspec.serving.control.decision import Decision
@@ -150,6 +151,22 @@ def test_a_change_is_planned_for(changed: BatchView) -> None:
     assert controller.decided == 0
     controller.plan(changed)
     assert controller.decided == 1
+
+
+def test_a_plan_holds_while_a_row_is_believed_to_be_another() -> None:
+    """Selections believe anew every few tokens. It is evidence like all else that the next plan counts."""
+    controller = settled()
+    controller.plan(view_of(belief=0.9))
+    assert controller.decided == 0
+
+
+def test_nodes_of_drafts_are_known_of_the_last_plan_for_the_same_rows_and_drafts() -> None:
+    held, decision = HeldPlan(), settled().decide(view_of())
+    assert held.drafted(decision.rows) is None
+    held.observe(StepResult((), view_of(), Plan((), why=decision), 0, 0.0, 0.0, 0.0), 0)
+    assert held.drafted(view_of(step=1).rows) == {DRAFT: sum(shape.nodes for shape in decision.shapes)}
+    assert held.drafted(view_of(sequence_id="new").rows) is None
+    assert held.drafted(view_of(source="other").rows) is None
 
 
 def test_planning_changes_nothing() -> None:

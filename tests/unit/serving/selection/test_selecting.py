@@ -16,7 +16,7 @@ from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.selection.base import Choices, only
-from distillspec.serving.selection.goodput import GoodputSelection
+from distillspec.serving.selection.goodput import LEARN_EVERY, GoodputSelection
 from distillspec.serving.selection.selecting import LEAST_READ, SelectingController, selecting
 
 from ..conftest import MakeEngine, plain_answers, prompts
@@ -135,6 +135,8 @@ def test_a_running_answer_keeps_its_draft_until_the_new_one_has_read() -> None:
     for _ in range(40):
         world.serve("default")
     assert selection.choose([row("new/0", ("a",))]) == {"new/0": "a"}, "b cannot draft for it yet"
+    for _ in range(LEARN_EVERY):  # a review is due
+        world.step(BatchView((row("other/0"),)), {"other/0": "b"}, "default")
     assert selection.choose([_unread(row("new/0", written=200), "b", 203)]) == {"new/0": "a"}
     assert selection.coming == {"new/0": "b"}
     assert selection.choose([_unread(row("new/0", written=203), "b", 90)]) == {"new/0": "a"}
