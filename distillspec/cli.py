@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from distillspec.models import LanguageModel
     from distillspec.types import Generator, SamplingPolicy, StateRequest
 
-OF_THE_ENGINE_HERE = ("engine=", "engine.", "target=", "target.", "draft.", "bench.policies=", "bench.longest_prompt=")
+OF_THE_ENGINE_HERE = (
+    *("engine=", "engine.", "target=", "target.", "draft.", "drafts="),
+    *("bench.policies=", "bench.selections=", "bench.longest_prompt="),
+)
 HELP_FLAGS = {"-h", "--help", "help"}
 HELP_ALL = "--help=all"
 # in distillspec.serving.commands
@@ -110,11 +113,12 @@ def _check(config: Any, overrides: Sequence[str], typed: Sequence[str]) -> None:
 
 def _check_engine(config: Any, overrides: Sequence[str]) -> None:
     """Refuse settings of an engine that would not be made."""
-    typed = [word for word in overrides if word.startswith(("engine=", "engine."))]
+    words = [word.lstrip("+") for word in overrides]
+    typed = [word for word in words if word.startswith(("engine=", "engine."))]
     if typed and hasattr(config, "data") and config.data.generator != "engine":
         raise ConfigError(f"{typed[0]} needs data.generator=engine: data.generator={config.data.generator} samples")
     if isinstance(config, BenchCommand) and config.urls:
-        own = [word for word in overrides if word.startswith(OF_THE_ENGINE_HERE)]
+        own = [word for word in words if word.startswith(OF_THE_ENGINE_HERE)]
         if own:
             raise ConfigError(f"{own[0]} has no effect with url=, which drives servers as they are; leave it out")
 

@@ -24,6 +24,7 @@ from distillspec.files import DISK_FULL, write_text
 
 SWEEP_RECORD = "multirun.yaml"
 HOUSEKEEPING = {".hydra", "config.yaml", "provenance.json"}
+FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 Command = Callable[[Any, Path], None]
 
 
@@ -81,6 +82,7 @@ def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Pat
 
     register_schema(command)
     register_choices()
+    used = _used_before(overrides)
     here = [] if folder is None else [f"hydra.run.dir={_quoted(folder)}"]
     with _as_arguments([*overrides, *here]), _unchanged_if_refused(folder, failures):
         try:
@@ -92,7 +94,8 @@ def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Pat
                 raise
         finally:
             for output in refused if folder is None else ():
-                _discard_untouched(output)
+                if not any(output.is_relative_to(each) for each in used):
+                    _discard_untouched(output)
     if failures:
         raise failures[0]
     return 0
@@ -121,6 +124,13 @@ def _unchanged_if_refused(folder: Path | None, failures: list[BaseException]) ->
     yield
     if saved is not None and before is not None and any(isinstance(error, ConfigError) for error in failures):
         write_text(saved, before)
+
+
+def _used_before(overrides: list[str]) -> list[Path]:
+    """Return the folders named for runs that hold something already: another run's, or a server's that is running."""
+    named = [value for key, _, value in (word.partition("=") for word in overrides) if key in FOLDERS]
+    folders = [Path(value.strip("'\"")).absolute() for value in named]
+    return [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
 
 
 def _discard_untouched(output: Path) -> None:

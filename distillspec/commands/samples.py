@@ -9,6 +9,7 @@ from dataclasses import replace
 from distillspec.config import DataConfig
 from distillspec.data.collect import (
     SampleWriter,
+    check_responses,
     collection_key,
     fixed_samples,
     sample_responses,
@@ -51,8 +52,6 @@ def prepare_samples(
         RunError: new signals are not the target's.
     """
     prompts = folder.read_prompts().train
-    writer_hash = draft.identity.weights_hash if draft is not None else target.identity.weights_hash
-    key = collection_key(target, config, config.policy, seed, writer_hash)
     if config.cache is not None:
         recorded = read_checked(folder.samples, target, f"data.cache={config.cache}", state_bytes)
         samples = in_prompt_order(recorded, prompts)
@@ -60,8 +59,11 @@ def prepare_samples(
             print(f"data.cache={config.cache} is unfinished: these are {len(samples)} of the answers asked for")
         # With data.signal=none the live target judges, whatever the cache has recorded.
         return [replace(s, signal=None) for s in samples] if config.signal == "none" else samples
+    writer_hash = draft.identity.weights_hash if draft is not None else target.identity.weights_hash
+    key = collection_key(target, config, config.policy, seed, writer_hash)
     writer = ShardWriter(folder.samples, key, config.shard_sequences)
     if not writer.complete:
+        check_responses(config, prompts)
         if config.source == "fixed":
             _score_into(writer, prompts, target, config, seed)
         else:
@@ -106,7 +108,7 @@ def _sample_into(
                 left += _answer(writer, generator, share, target, config, seed, deadline, meter)
             elif share:
                 fixed = fixed_samples(share, target, config.max_new_tokens)
-                left += len(fixed) - max(_score_in_lots(writer, fixed, target, config, seed, deadline))
+                left += len(fixed) - max(_score_in_lots(writer, fixed, target, config, seed, deadline), default=0)
     _close(writer, left, config)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from distillspec.config import DataConfig, DraftConfig
 from distillspec.config.registry import DRAFT_KINDS
+from distillspec.data.folder import DataFolder
+from distillspec.data.shards import recorded_key
 from distillspec.errors import ConfigError
 from distillspec.losses import LossMix
 from distillspec.models import read_metadata
@@ -19,18 +21,36 @@ def check_plan(mix: LossMix, data: DataConfig) -> None:
     """Refuse a loss that the data settings cannot feed.
 
     Raises:
-        ConfigError: sampled teacher tokens for a loss over distributions, or no draft-written text for `tvdpp`.
+        ConfigError: sampled teacher tokens for a loss over distributions, or no text drawn from the draft for `tvdpp`.
     """
     if data.signal == "sampled" and mix.needs_distribution:
         raise ConfigError(_unfed(mix, "data.signal=sampled records drawn tokens only"))
     by_draft = data.source == "draft" or (data.source == "mixed" and data.mixed_by == "sequence")
     if mix.needs_draft_samples and not by_draft and (data.on_policy or data.cache is None):
         raise ConfigError(_unwritten(f"data.source={data.source} gives none that is all its own"))
-
+    if mix.needs_draft_samples and data.on_policy and data.policy.is_greedy:
+        raise ConfigError(
+            "data.temperature=0: loss tvdpp learns from tokens that are drawn from the draft, and greedy ones are not; "
+            "use a temperature above 0"
+        )
     if mix.needs_draft_samples and (data.refresh_keep or 1) > 1:
         raise ConfigError(
             f"data.refresh_keep={data.refresh_keep}: loss tvdpp learns only from what the current draft wrote; "
             "leave it out"
+        )
+
+
+def check_recorded(data: DataConfig, folder: DataFolder) -> None:
+    """Refuse a signal that was asked for and that a cache does not have.
+
+    Raises:
+        ConfigError: naming the one that it has.
+    """
+    recorded = recorded_key(folder.samples).get("signal", data.signal)
+    if data.cache is not None and not data.on_policy and data.signal not in ("none", recorded):
+        raise ConfigError(
+            f"data.signal={data.signal}: the text of data.cache={data.cache} was written with "
+            f"data.signal={recorded}; leave it out, or write the text again"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from distillspec.commands.gain import print_gain, summary
 from distillspec.commands.held_out import prepare_held_out
 from distillspec.commands.held_out_evaluator import HeldOutEvaluator
 from distillspec.commands.new_target import open_new_target, quick_with
+from distillspec.commands.own_runs import typed_settings
 from distillspec.commands.prompt_folder import prepare_folder
 from distillspec.commands.recorded_states import recording
 from distillspec.commands.run_folder import close_run, open_run, plain
@@ -22,6 +24,7 @@ from distillspec.commands.samples import prepare_samples
 from distillspec.commands.suitability import (
     check_confidence,
     check_plan,
+    check_recorded,
     check_reference,
     check_samples,
     check_writer,
@@ -30,9 +33,9 @@ from distillspec.commands.suitability import (
 )
 from distillspec.commands.training_report import TrainingReport
 from distillspec.commands.unseen import known_before, with_trained_prompts
-from distillspec.commands.untrained import answered_training_prompts, prepare_draft, target_texts
+from distillspec.commands.untrained import prepare_draft, texts_of_run
 from distillspec.config import TrainCommand
-from distillspec.data.collect import with_writer_logprobs
+from distillspec.data.collect import check_responses, with_writer_logprobs
 from distillspec.data.folder import DataFolder
 from distillspec.data.on_policy import fresh_samples, recorded_answers
 from distillspec.evaluation import TargetStates, cut_share
@@ -129,6 +132,8 @@ def prepare(
     """
     trained = known_before(config.draft)
     data = prepare_folder(config.data, target, folder / "data", config.seed, trained)
+    if config.resume is None and "data.signal" in typed_settings(folder):
+        check_recorded(config.data, data)
     # An on-policy run takes prompts and held-out answers from a cache, and its samples from the draft.
     recorded, room = recording(config, target), state_room(config.train.feature_gib, config.launcher.num_processes)
     room = room if recorded.state_ids and trains else 0
@@ -243,8 +248,13 @@ def _make_state_store(
 def _make_refresh(
     config: TrainCommand, module: DistillModule, target: LanguageModel, data: DataFolder, accelerator: Accelerator
 ) -> Callable[[LanguageModel, int], list[Sample]]:
-    """Return the function that samples on-policy text from the draft at a step, in the main process for all."""
+    """Return the function that samples on-policy text from the draft at a step, in the main process for all.
+
+    Raises:
+        ConfigError: the file is to answer prompts, and has no response to any.
+    """
     prompts, recorded = data.read_prompts().train, recorded_answers(config.data, target, data)
+    check_responses(config.data, prompts)
 
     def sample(model: LanguageModel, step: int) -> list[Sample]:
         samples = fresh_samples(config.data, target, model, prompts, config.seed, step, recorded)
@@ -261,7 +271,10 @@ def _measure_untrained(
     if record.is_file() and (folder / "initial").is_dir():
         return read_object(record)
     target = evaluator.states.target
-    draft = prepare_draft(config.draft, target, lambda: _target_texts(config, target, data, samples))
+    draft = prepare_draft(config.draft, target, lambda: texts_of_run(config.data, target, data, config.seed, samples))
+    if draft.stop is not None:
+        draft = replace(draft, stop=None)
+        print("left out what train-stop taught the draft: it is of the weights before; teach the new ones again")
     save_draft(draft, folder / "initial", target)
     with progress("measuring the untrained draft"):
         alpha = evaluator.quick(draft)["eval/alpha"]  # the target reads these answers here only
@@ -277,16 +290,3 @@ def _evaluation_seconds(evaluator: HeldOutEvaluator, draft: LanguageModel) -> fl
     started = time.perf_counter()
     evaluator.quick(draft)
     return time.perf_counter() - started
-
-
-def _target_texts(config: TrainCommand, target: LanguageModel, data: DataFolder, samples: list[Sample]) -> list[Sample]:
-    """Return the text that chooses the draft's vocabulary and layers, never the held-out answers.
-
-    It is the target's own, or others' with the target's recorded signal. Without either, the target answers a few
-    training prompts.
-    """
-    if config.data.source == "teacher" or (samples and all(sample.signal is not None for sample in samples)):
-        return samples
-    if config.data.source == "fixed":  # others' text: the target's own is added
-        return samples + answered_training_prompts(config.data, target, data, config.seed)
-    return target_texts(config.data, target, data, config.seed)

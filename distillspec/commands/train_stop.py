@@ -10,6 +10,7 @@ import torch
 from distillspec.commands.drafts import find_draft
 from distillspec.commands.own_runs import find_runs
 from distillspec.commands.run_folder import close_run, open_run
+from distillspec.commands.samples import in_prompt_order
 from distillspec.config import TrainStopCommand
 from distillspec.data.folder import find_data_folder
 from distillspec.data.signal_check import read_checked
@@ -36,7 +37,7 @@ def run(config: TrainStopCommand, folder: Path) -> None:
     check_target(path, target)
     draft = load_draft(path, target)
     _check_kind(draft)
-    samples = _answers(config, target, path)
+    samples, own_text = _answers(config, target, path)
     open_run(folder, config)
     head = StopHead(config.stop.reads, _state_size(draft), config.stop.width, draft.width)
     judging = samples[::JUDGING]
@@ -48,7 +49,7 @@ def run(config: TrainStopCommand, folder: Path) -> None:
         for epoch, loss in enumerate(losses, 1):
             line.update(epoch / config.stop.epochs, f"epoch {epoch}, {loss:.4f} nats a token")
     judged = stop_quality(head.eval(), examples["judging"])
-    print(_told(judged))
+    print(_told(judged, own_text))
     save_with_stop_head(path, folder / "draft", head)
     print(f"serve it: distill serve draft.path={folder} engine.draft_confidence={judged.mean:.1f}")
     close_run(folder, "train-stop", {"draft": str(folder / "draft"), "from": str(path), "quality": asdict(judged)})
@@ -62,8 +63,11 @@ def _check_kind(draft: LanguageModel) -> None:
         )
 
 
-def _answers(config: TrainStopCommand, target: LanguageModel, path: Path) -> list[Sample]:
-    """Return answers of the target: those that the draft was trained on, or others that are named."""
+def _answers(config: TrainStopCommand, target: LanguageModel, path: Path) -> tuple[list[Sample], bool]:
+    """Return answers of the target in their prompts' order, and whether the draft was trained on them.
+
+    They are those of the run that made the draft, or others that are named.
+    """
     named, runs = config.stop.text, find_runs([path])
     if named is None and not runs:
         raise ConfigError(f"{path} has no training run beside it; name a run with text: stop.text=RUN")
@@ -72,7 +76,8 @@ def _answers(config: TrainStopCommand, target: LanguageModel, path: Path) -> lis
     answers = [sample for sample in samples if sample.source == "teacher" and sample.response_ids]
     if len(answers) < 2:
         raise ConfigError(f"{data.root} has {len(answers)} answers of the target; name another run: stop.text=RUN")
-    return answers[: config.stop.answers]
+    own = any(run.data.root.resolve() == data.root.resolve() for run in runs)
+    return in_prompt_order(answers, data.read_prompts().train)[: config.stop.answers], own
 
 
 def _state_size(draft: LanguageModel) -> int:
@@ -99,9 +104,11 @@ def _examples(
         )
 
 
-def _told(judged: StopQuality) -> str:
+def _told(judged: StopQuality, own_text: bool) -> str:
+    known = " (they taught the draft, and of such text more is accepted than of other)" if own_text else ""
     return (
-        f"On {judged.places} tokens that trained nothing, acceptance is {judged.mean:.3f} in the mean. Mean squared "
-        f"error of the prediction: {judged.error:.4f}; of the draft's best probability {judged.by_best:.4f}, of the "
-        f"mean {judged.by_mean:.4f}. Predictions are {judged.calibration:.3f} off in calibration."
+        f"On {judged.places} tokens that taught it nothing{known}, acceptance is {judged.mean:.3f} in the mean. "
+        f"Mean squared error of the prediction: {judged.error:.4f}; of the draft's best probability "
+        f"{judged.by_best:.4f}, of the mean {judged.by_mean:.4f}. Predictions are {judged.calibration:.3f} off in "
+        "calibration."
     )

@@ -58,17 +58,38 @@ def prepare_draft(
 
 
 def target_texts(config: DataConfig, target: LanguageModel, folder: DataFolder, seed: int) -> list[Sample]:
-    """Return the samples of `data.cache`, or the target's answers to a few training prompts where it has none.
+    """Return the samples of `data.cache` that tell of the target, or its answers to a few training prompts without any.
 
     They come in the order of their prompts.
 
     Raises:
         ConfigError: the samples are damaged, or not this target's.
     """
-    if config.cache is None or not folder.samples.is_dir():  # an on-policy run leaves no samples
-        return answered_training_prompts(config, target, folder, seed)
-    recorded = read_checked(folder.samples, target, f"data.cache={config.cache}")
-    return in_prompt_order(recorded, folder.read_prompts().train)
+    if config.cache is not None and folder.samples.is_dir():  # an on-policy run leaves no samples
+        recorded = read_checked(folder.samples, target, f"data.cache={config.cache}")
+        if own := _of_target(recorded):
+            return in_prompt_order(own, folder.read_prompts().train)
+    return answered_training_prompts(config, target, folder, seed)
+
+
+def texts_of_run(
+    config: DataConfig, target: LanguageModel, folder: DataFolder, seed: int, samples: list[Sample]
+) -> list[Sample]:
+    """Return the text that chooses the vocabulary and layers of a run's draft, never the held-out answers.
+
+    Args:
+        samples: those to train on, none of an on-policy run.
+    """
+    if own := _of_target(samples):
+        return own
+    if config.source == "fixed":  # others' text: the target's own is added
+        return samples + answered_training_prompts(config, target, folder, seed)
+    return target_texts(config, target, folder, seed)
+
+
+def _of_target(samples: Sequence[Sample]) -> list[Sample]:
+    """Return the text that the target wrote, and that of others with its signal."""
+    return [sample for sample in samples if sample.source == "teacher" or sample.signal is not None]
 
 
 def answered_training_prompts(config: DataConfig, target: LanguageModel, folder: DataFolder, seed: int) -> list[Sample]:

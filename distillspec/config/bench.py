@@ -64,7 +64,7 @@ class BenchCommand:
         check_seed(self.seed)
         check_drafts(self.draft, self.drafts)
         require(
-            bool(self.drafts) or not self.bench.selections,
+            bool(self.drafts or self.urls) or not self.bench.selections,
             f"bench.selections={self.bench.selections} choose among several drafts; name them in drafts=[A,B]",
         )
         require(bool(self.bench.prompts), "name the prompts to send: bench.prompts=[FILE,FILE]")

@@ -90,6 +90,10 @@ class GenerateCommand:
     def __post_init__(self) -> None:
         check_seed(self.seed)
         require(
+            self.data.cache is None,
+            f"data.cache={self.data.cache}: distill generate writes a data folder of its own; leave it out",
+        )
+        require(
             self.draft.path is not None or not self.data.on_policy,
             f"data.source={self.data.source} needs the draft that writes: draft.path=FOLDER",
         )

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from distillspec.config.checks import one_of, require
 
+MOST_N, MOST_PROMPTS = 1024, 4096  # of a request, whatever a server's own bounds are
+
 
 @dataclass
 class ServerConfig:
@@ -48,6 +50,8 @@ class ServerConfig:
         require(self.max_queue >= 0, f"server.max_queue={self.max_queue} must be at least 0")
         for name in ("max_domains", "max_n", "max_prompts", "max_body_kib", "max_connections"):
             require(getattr(self, name) >= 1, f"server.{name}={getattr(self, name)} must be at least 1")
+        for name, most in (("max_n", MOST_N), ("max_prompts", MOST_PROMPTS)):
+            require(getattr(self, name) <= most, f"server.{name}={getattr(self, name)} must be at most {most}")
         for name in ("deadline_s", "header_timeout_s", "body_timeout_s", "write_timeout_s"):
             require(getattr(self, name) > 0, f"server.{name}={getattr(self, name)} must be above 0")
         require(

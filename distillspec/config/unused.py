@@ -37,9 +37,11 @@ OF_THE_TRAINER = (  # of the online trainer, whatever process it runs in
     *("adapt.mode", "adapt.positions", "adapt.accepted_weight", "adapt.replay_share", "adapt.offline"),
     *("adapt.offline_share", "adapt.tenant_share", "adapt.lora_rank", "adapt.vocabulary", "adapt.epochs"),
     *("adapt.max_steps", "adapt.learning_rate", "adapt.batch_tokens", "adapt.row_tokens", "adapt.clip_norm"),
-    *("adapt.max_bad_steps", "adapt.max_bad_updates", "adapt.niceness", "adapt.threads", "adapt.device"),
-    *("adapt.gpu_memory_share", "adapt.busy_share"),
+    *("adapt.max_bad_steps", "adapt.max_bad_updates", "adapt.threads", "adapt.device"),
+    "adapt.gpu_memory_share",
 )
+OF_THE_SUPERVISOR = ("adapt.niceness", "adapt.busy_share")  # of a trainer that the server starts itself
+READING = "a draft that reads the target's states, such as draft=eagle"
 OF_THE_TRACE = (
     "workload.rates",
     "workload.prompt_tokens",
@@ -76,6 +78,17 @@ def _samples(config: Any) -> bool:
 def _stores_samples(config: Any) -> bool:
     """Return True if the run fills a data folder of its own with samples."""
     return config.data.cache is None and (not config.data.on_policy or isinstance(config, GenerateCommand))
+
+
+def _writes(config: Any) -> bool:
+    """Return True if text may be sampled in spite of a cache: to choose a vocabulary by, where the cache has none."""
+    from_file = config.data.source == "fixed" or isinstance(config, InitDraftCommand)
+    return config.data.cache is None or config.data.on_policy or from_file
+
+
+def _may_read_states(config: Any) -> bool:
+    """Return True if the draft reads the target's states. One at draft.path may, whatever the settings are."""
+    return config.draft.reads_states or config.draft.kind == "pretrained"
 
 
 def _learns_online(config: Any) -> bool:
@@ -160,6 +173,27 @@ RULES = (
         lambda c: c.data.uses_fixed_responses,
         "data=fixed, or data=mixed data.mixed_with=fixed",
     ),
+    Rule(
+        ("data.signal_entries", "data.tail_draws"),
+        lambda c: c.data.cache is None or c.data.on_policy,
+        "data.cache=null, or data=draft or data=mixed: a cache has its own signal",
+    ),
+    Rule(
+        ("data.temperature", "data.top_p"),
+        _writes,
+        "data.cache=null, or data=draft or data=mixed: a cache has its own text",
+    ),
+    Rule(
+        ("train.unroll", "train.unroll_from"),
+        lambda c: _may_read_states(c) and "positions" not in DRAFT_KINDS[c.draft.kind].reads,
+        "a draft that reads states and drafts token by token: draft=eagle or draft.features=true",
+    ),
+    Rule(("train.unroll_decay",), _may_read_states, READING),
+    Rule(
+        ("train.feature_gib",),
+        lambda c: _may_read_states(c) or c.data.state_ids is not None,
+        f"{READING}, or data.state_ids=[…]",
+    ),
     Rule(("draft.train_target",), lambda c: isinstance(c, TrainCommand), "distill train"),
     Rule(("train.feature_gib",), lambda c: not c.draft.train_target, "draft.train_target=false: the states change"),
     Rule(
@@ -196,6 +230,11 @@ RULES = (
         "online=on; with online=decoupled give it to distill adapt",
     ),
     Rule(
+        OF_THE_SUPERVISOR,
+        lambda c: not isinstance(c, AdaptCommand) and (not isinstance(c, ServeCommand) or c.online.mode != "decoupled"),
+        "distill serve online=on, which starts the trainer itself",
+    ),
+    Rule(
         ("online.keep_versions", "online.metrics_s", "online.mode", "online"),
         lambda c: not isinstance(c, ReplayCommand | VersionsCommand),
         "distill serve; distill versions action=gc takes keep=N",
@@ -207,7 +246,7 @@ RULES = (
     Rule(("adapt.accepted_weight",), lambda c: c.adapt.positions == "weighted", "adapt.positions=weighted"),
     Rule(("adapt.offline",), lambda c: c.adapt.offline_share > 0, "adapt.offline_share, as in adapt.offline_share=0.2"),
     Rule(("adapt.replay_share",), lambda c: c.adapt.mode == "replay", "adapt.mode=replay"),
-    Rule(("adapt.busy_share", "max_updates"), lambda c: not isinstance(c, AdaptCommand) or not c.once, "once=false"),
+    Rule(("max_updates",), lambda c: not isinstance(c, AdaptCommand) or not c.once, "once=false"),
     Rule(("bench.timeout_s", "key_env"), lambda c: not isinstance(c, BenchCommand) or bool(c.urls), "url="),
     Rule(OF_THE_TRACE, lambda c: c.workload.trace is None, "workload.trace=null: a trace has times and lengths"),
     Rule(
@@ -219,6 +258,11 @@ RULES = (
         ("version",),
         lambda c: not isinstance(c, VersionsCommand) or c.action in ("show", "promote"),
         "action=show or action=promote",
+    ),
+    Rule(
+        ("name",),
+        lambda c: not isinstance(c, VersionsCommand) or c.action in ("rollback", "withdraw"),
+        "action=rollback or action=withdraw",
     ),
     Rule(("keep",), lambda c: not isinstance(c, VersionsCommand) or c.action == "gc", "action=gc"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from distillspec.errors import ConfigError
@@ -12,15 +13,33 @@ _MARK = "\u241edistillspec-user-turn\u241e"
 _REPLY = "\u241edistillspec-assistant-turn\u241e"
 
 
+class TemplateRefused(ConfigError):
+    """The target's chat template does not take some messages.
+
+    Args:
+        reason: what the template says.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"a prompt's messages do not fit the target's chat template: {reason}")
+        self.reason = reason
+
+
 def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
     """Return the token ids of a user turn (or a list of messages) up to the start of the assistant's turn.
 
     A tokenizer without a template gets the bare text.
+
+    Raises:
+        TemplateRefused: the template takes no such messages.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if tokenizer.chat_template is None:
         return tuple(tokenizer("\n".join(m["content"] for m in messages)).input_ids)
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        raise TemplateRefused(str(error)) from error
     return tuple(tokenizer(text, add_special_tokens=False).input_ids)
 
 

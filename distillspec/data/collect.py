@@ -91,18 +91,31 @@ def fixed_samples(prompts: Sequence[Prompt], target: LanguageModel, max_new_toke
     """Return the file's own responses in the target's template. Prompts without one are left out.
 
     Raises:
-        ConfigError: no prompt has a response, or neither tokenizer nor target tells how one ends.
+        ConfigError: neither tokenizer nor target tells how a response ends.
     """
-    samples = [
+    return [
         _fixed(p, render_response(target.text_tokenizer, p.response, target.stop_ids), max_new_tokens)
         for p in prompts
         if p.response
     ]
-    if not samples:
+
+
+def check_responses(config: DataConfig, prompts: Sequence[Prompt]) -> None:
+    """Refuse prompts of which none has a response, where the file's responses are wanted.
+
+    Raises:
+        ConfigError: naming the setting that wants them.
+    """
+    if not config.uses_fixed_responses or any(prompt.response for prompt in prompts):
+        return
+    wanted = "data.source=fixed" if config.source == "fixed" else "data.mixed_with=fixed"
+    if config.cache is not None:
         raise ConfigError(
-            "data.source=fixed found no responses in the file; name their column with data.response_field"
+            f"{wanted}: no training prompt of data.cache={config.cache} has a response; name one of prompts that have"
         )
-    return samples
+    raise ConfigError(
+        f"{wanted} found no responses among the training prompts; name their column with data.response_field"
+    )
 
 
 def _fixed(prompt: Prompt, response: tuple[int, ...], limit: int) -> Sample:

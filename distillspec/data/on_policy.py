@@ -12,7 +12,7 @@ from distillspec.data.collect import fixed_samples, score, signal_request
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import stable_seed
 from distillspec.data.signal_check import read_checked
-from distillspec.data.writers import share_prompts
+from distillspec.data.writers import answerable, share_prompts
 from distillspec.models import LanguageModel
 from distillspec.types import GenerationRequest, Generator, Prompt, Sample
 
@@ -28,17 +28,20 @@ def fresh_samples(
 ) -> list[Sample]:
     """Return answers to `data.refresh_prompts` prompts, drawn by `seed` and `step`, by the current draft.
 
-    With `data.source=mixed` the teacher or the file answers some of them, see `share_prompts`. By token, both models
-    write each answer in turn. With a stored signal (`data.signal`) the target scores the text here, once.
+    With `data.source=mixed` the teacher or the file answers some of them, see `share_prompts`. Prompts that
+    the file should answer and does not are passed over. By token, both models write each answer in turn. With a stored
+    signal (`data.signal`) the target scores the text here, once.
 
     Args:
         recorded: answers by the teacher, from which its share is drawn. Empty: it writes.
     """
-    chooser = torch.Generator().manual_seed(stable_seed(seed, "refresh", step) % (1 << 62))
+    turn = stable_seed(seed, "refresh", step)
+    prompts = answerable(config, prompts, turn)
+    chooser = torch.Generator().manual_seed(turn % (1 << 62))
     order = torch.randperm(len(prompts), generator=chooser)[: config.refresh_prompts].tolist()
     chosen = [prompts[i] for i in order]
     written: list[Sample] = []
-    for generator, share in share_prompts(config, target, draft, chosen, stable_seed(seed, "refresh", step)):
+    for generator, share in share_prompts(config, target, draft, chosen, turn):
         if recorded and generator is not None and generator.source == "teacher":
             places = torch.randint(len(recorded), (len(share),), generator=chooser).tolist()
             written += [recorded[i] for i in places]

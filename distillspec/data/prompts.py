@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from distillspec.config import DataConfig
-from distillspec.data.chat import render_prompt
+from distillspec.data.chat import TemplateRefused, render_prompt
 from distillspec.errors import ConfigError
 from distillspec.types import Prompt
 
@@ -134,8 +134,11 @@ def read_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, shuf
         yield from (_distinct(prompts[n], seen) for n in numbers)
 
 
-def read_rows(config: DataConfig) -> Any:
+def read_rows(config: DataConfig, key: str = "data.prompts") -> Any:
     """Return the dataset, checked to have the columns that the config names. Its rows stay on disk.
+
+    Args:
+        key: the setting that names the file, where it is not `data.prompts`.
 
     Raises:
         ConfigError: it cannot be read, or lacks a column.
@@ -145,7 +148,7 @@ def read_rows(config: DataConfig) -> Any:
     datasets.disable_progress_bars()
     path = Path(config.prompts).expanduser()
     kind = FILE_KINDS.get(path.suffix.lower())
-    check_prompts(config)
+    check_prompts(config, key)
     try:
         if kind is not None:
             dataset = datasets.load_dataset(kind, data_files=str(path), split="train")
@@ -154,20 +157,23 @@ def read_rows(config: DataConfig) -> Any:
     except Exception as error:  # datasets raises a type of its own for each way a source can be unreadable
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"data.prompts={config.prompts} cannot be read: {reason}; give selfprompt, a JSON, JSONL, CSV or "
-            "Parquet file, or a Hub dataset id"
+            f"{key}={config.prompts} cannot be read: {reason}; give "
+            f"{'selfprompt, ' if key == 'data.prompts' else ''}a JSON, JSONL, CSV or Parquet file, or a Hub dataset id"
         ) from error
+    if key != "data.prompts" and config.prompt_field not in dataset.column_names:
+        found = ", ".join(dataset.column_names)
+        raise ConfigError(f"{key}={config.prompts} has no column {config.prompt_field}; it has {found}")
     _require_column(dataset.column_names, config.prompt_field, "data.prompt_field")
     if config.uses_fixed_responses:
         _require_column(dataset.column_names, config.response_field, "data.response_field")
     return dataset
 
 
-def check_prompts(config: DataConfig) -> None:
+def check_prompts(config: DataConfig, key: str = "data.prompts") -> None:
     """Raise ConfigError for a prompt file that does not exist. Does not contact the Hub."""
     path = Path(config.prompts).expanduser()
     if path.suffix.lower() in FILE_KINDS and not path.is_file():
-        raise ConfigError(f"data.prompts={config.prompts}: no such file")
+        raise ConfigError(f"{key}={config.prompts}: no such file")
 
 
 def stable_seed(*parts: object) -> int:
@@ -177,29 +183,57 @@ def stable_seed(*parts: object) -> int:
 
 
 def make_prompt(row: dict[str, Any], number: int, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt:
+    """Return a row's prompt: a text, or messages without the assistant's last ones, which the target is to write.
+
+    Raises:
+        ConfigError: the row is no prompt, or not one of the target's chat template.
+    """
     content, given = row[config.prompt_field], row.get("id")
     where = f"data.prompt_field={config.prompt_field}: row {number}"
-    if not isinstance(content, (str, list)):
-        raise ConfigError(f"{where} is {type(content).__name__}, not text or messages")
-    if isinstance(content, list) and not all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in content):
-        raise ConfigError(f"{where} is not a list of messages with role and content")
+    check_content(content, where)
+    try:
+        token_ids = render_prompt(tokenizer, content if isinstance(content, str) else _unanswered(content, where))
+    except TemplateRefused as refused:
+        raise ConfigError(f"{where} does not fit the target's chat template: {refused.reason}") from refused
     return Prompt(
         id=str(number if given is None else given),
-        token_ids=render_prompt(tokenizer, content),
+        token_ids=token_ids,
         domain=str(row.get(config.domain_field) or "default"),
         response=_response(row, number, config),
     )
 
 
+def _unanswered(messages: Sequence[dict[str, str]], where: str) -> Sequence[dict[str, str]]:
+    """Return messages up to the last one that is not the assistant's."""
+    ends = [place for place, message in enumerate(messages, 1) if message["role"] != "assistant"]
+    if not ends:
+        raise ConfigError(f"{where} has messages of the assistant alone; add the user's before them")
+    return messages[: ends[-1]]
+
+
+def check_content(content: Any, where: str) -> None:
+    """Raise ConfigError for a prompt that is neither a text nor a list of messages. `where` it is begins the line."""
+    if not isinstance(content, (str, list)):
+        raise ConfigError(f"{where} is {type(content).__name__}, not text or messages")
+    if content == []:
+        raise ConfigError(f"{where} has no messages; give a text, or the user's messages")
+    messages = content if isinstance(content, list) else []
+    if not all(isinstance(m, dict) and all(isinstance(m.get(k), str) for k in ("role", "content")) for m in messages):
+        raise ConfigError(f"{where} is not a list of messages with role and content, both of them text")
+
+
+def response_text(value: Any) -> str | None:
+    """Return a response as text, None for none or another type.
+
+    Numbers are answers too: a CSV column of sums is read as integers.
+    """
+    return str(value) if isinstance(value, (str, int, float)) and value != "" else None
+
+
 def _response(row: dict[str, Any], number: int, config: DataConfig) -> str | None:
-    """Return the row's response as text. Numbers are answers too (a CSV column of sums is read as integers)."""
     value = row.get(config.response_field)
-    if value is None or value == "":
-        return None
-    if isinstance(value, (str, int, float)):
-        return str(value)
-    if not config.uses_fixed_responses:
-        return None
+    if value is None or isinstance(value, (str, int, float)) or not config.uses_fixed_responses:
+        return response_text(value)
     raise ConfigError(f"data.response_field={config.response_field}: row {number} is {type(value).__name__}, not text")
 
 

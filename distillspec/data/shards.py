@@ -115,24 +115,27 @@ def recorded_whole(folder: Path) -> bool:
     return bool(_read_manifest(folder / MANIFEST)["complete"])
 
 
-def read_samples(folder: Path, identity: ModelIdentity | None = None, state_bytes: float = 0) -> list[Sample]:
+def read_samples(
+    folder: Path, identity: ModelIdentity | None = None, state_bytes: float = 0, place: str | None = None
+) -> list[Sample]:
     """Return all samples of a folder.
 
     Args:
+        place: the setting that names the folder, where that is not `data.cache`.
         state_bytes: memory for recorded states. Those of later shards are left out.
 
     Raises:
         ConfigError: no manifest, a damaged shard, one of a newer version, or another target than `identity`.
     """
-    path = folder / MANIFEST
+    path, place = folder / MANIFEST, place or f"data.cache={folder}"
     if not path.is_file():
-        raise ConfigError(f"data.cache={folder} has no {MANIFEST}; make the folder with distill generate")
+        raise ConfigError(f"{place} has no {MANIFEST}; make the folder with distill generate")
     manifest = _read_manifest(path)
     made_by = manifest["key"].get("target", {})
     for name in ("tokenizer_hash", "weights_hash"):
         if identity is not None and made_by.get(name) != asdict(identity)[name]:
             raise ConfigError(
-                f"data.cache={folder} was made with another target ({name} {made_by.get(name)}, this target's is "
+                f"{place} was made with another target ({name} {made_by.get(name)}, this target's is "
                 f"{asdict(identity)[name]}); generate it again with this one"
             )
     samples: list[Sample] = []

@@ -19,6 +19,7 @@ from distillspec.types import Sample, SamplingPolicy
 CHECKED = 6  # samples
 READ, FEWEST = 32, 64  # samples whose text is looked at, and the fewest tokens that say anything
 UNLIKELY = 0.05  # nats a token, beyond four standard errors
+RULED_OUT = 0.2  # share of the tokens that a policy rules out, from which text is another's
 FAR = 0.2  # nats. bfloat16 is .04 off float32. A text that was read at wrong places is .4 off and more
 
 
@@ -46,7 +47,7 @@ def read_checked(folder: Path, target: LanguageModel, place: str, state_bytes: f
     Raises:
         ConfigError: as `read_samples`, or signals are not the target's: early versions wrote such on CPUs.
     """
-    samples = read_samples(folder, target.identity, state_bytes)
+    samples = read_samples(folder, target.identity, state_bytes, place)
     if strange := strange_signals(samples, target):
         raise ConfigError(f"{place}: {strange}; write the text again, and name no run with this one")
     return samples
@@ -57,7 +58,7 @@ def strange_text(samples: Sequence[Sample], target: LanguageModel, policy: Sampl
     """Return a line if text is not the target's own under a policy, None if it is.
 
     Of the target's own text the mean surprise is the mean entropy. Tokens that a filter rules out are left out, since
-    passes round differently.
+    passes round differently. Of greedy text, which has neither surprise nor entropy, they tell alone.
     """
     excess = list[Tensor]()
     for sample in [own for own in samples if own.response_ids][:READ]:
@@ -66,10 +67,14 @@ def strange_text(samples: Sequence[Sample], target: LanguageModel, policy: Sampl
         ):
             probs = policy_probs(target.full_width(logits).float(), policy).cpu()
             own = probs.gather(1, ids[:, None])[:, 0]
-            excess.append((-own.log() - torch.special.entr(probs).sum(1))[own > 0])
-    found = torch.cat(excess) if excess else torch.zeros(0)
-    if len(found) < FEWEST:
+            excess.append(-own.log() - torch.special.entr(probs).sum(1))  # infinite where ruled out
+    every = torch.cat(excess) if excess else torch.zeros(0)
+    if len(every) < FEWEST:
         return None
+    found = every[every.isfinite()]
+    ruled_out = 1 - len(found) / len(every)
+    if ruled_out > RULED_OUT:
+        return f"{target.name} would never write {ruled_out:.0%} of these tokens under the policy"
     least = float(found.mean() - 4 * found.std() / len(found) ** 0.5)
     return f"the text is {float(found.mean()):.2f} nats a token off {target.name}'s own" if least > UNLIKELY else None
 

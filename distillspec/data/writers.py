@@ -21,12 +21,17 @@ def share_prompts(
     """
     if draft is None or config.source != "mixed" or config.mixed_by == "token":
         return [(choose_writer(config, target, draft), list(prompts))]
-    by_draft = {p.id: stable_seed(seed, "mixed", p.id) < config.mixed_lambda * 2**63 for p in prompts}
     rest = None if config.mixed_with == "fixed" else _teacher(config, target, draft)
     return [
-        (_draft_writer(config, draft), [p for p in prompts if by_draft[p.id]]),
-        (rest, [p for p in prompts if not by_draft[p.id]]),
+        (_draft_writer(config, draft), [p for p in prompts if _by_draft(config, p, seed)]),
+        (rest, [p for p in prompts if not _by_draft(config, p, seed)]),
     ]
+
+
+def answerable(config: DataConfig, prompts: Sequence[Prompt], seed: int) -> list[Prompt]:
+    """Return the prompts whose writer by `share_prompts` has an answer: a file may lack some."""
+    by_file = config.source == "mixed" and config.mixed_by == "sequence" and config.mixed_with == "fixed"
+    return [p for p in prompts if not by_file or p.response or _by_draft(config, p, seed)]
 
 
 def choose_writer(config: DataConfig, target: LanguageModel, draft: LanguageModel | None) -> Generator:
@@ -36,6 +41,10 @@ def choose_writer(config: DataConfig, target: LanguageModel, draft: LanguageMode
     if config.source == "draft":
         return _draft_writer(config, draft)
     return SlotGenerator(target, slots=config.batch_slots, source="mixed", other=draft, other_share=config.mixed_lambda)
+
+
+def _by_draft(config: DataConfig, prompt: Prompt, seed: int) -> bool:
+    return stable_seed(seed, "mixed", prompt.id) < config.mixed_lambda * 2**63
 
 
 def _teacher(config: DataConfig, target: LanguageModel, draft: LanguageModel | None) -> Generator:

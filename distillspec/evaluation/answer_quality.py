@@ -41,8 +41,8 @@ class Likelihood:
         ruled_out: tokens that the policy rules out. An engine's pass rounds otherwise than this one, so that a token at
             the edge of a filter may lie on either side of it.
         best: tokens that are the target's most probable one.
-        places: `[n]` in [0, 1], the probability of more probable tokens plus a random share of the token's own:
-            uniform if and only if the tokens were drawn from p.
+        places: `[n]` in [0, 1], the probability of more probable tokens plus a random share of that of the tokens as
+            probable as this one, which is among them: uniform if and only if the tokens were drawn from p.
     """
 
     surprise: float
@@ -93,13 +93,14 @@ def likelihood(target: LanguageModel, answer: Answer, policy: SamplingPolicy, ch
     own = probs.gather(1, tokens[:, None])
     above = probs.masked_fill(probs <= own, 0.0).sum(1, dtype=torch.float64)
     allowed = own[:, 0] > 0
+    tied = probs.masked_fill(probs != own, 0.0).sum(1, dtype=torch.float64)
     share = torch.rand(len(tokens), generator=chance, dtype=torch.float64)
     return Likelihood(
         float(-own[allowed].double().log().sum()),
         float(torch.special.entr(probs[allowed]).sum(dtype=torch.float64)),
         int((~allowed).sum()),
         int((probs.argmax(1) == tokens).sum()),
-        (above + share * own[:, 0].double()).clamp_(0, 1),
+        (above + share * tied).clamp_(0, 1),
     )
 
 

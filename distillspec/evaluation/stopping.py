@@ -19,7 +19,7 @@ CALIBRATED = 10  # parts of [0, 1] in which predictions are compared with what t
 
 @dataclass(frozen=True)
 class StopQuality:
-    """Quality of predictions of what is accepted, on places that trained nothing.
+    """Quality of predictions of what is accepted, on places that did not teach them.
 
     error: mean squared error of the prediction. `by_best`: of the draft's best probability in its place. `by_mean`: of
         the mean acceptance, which tells places not apart.

@@ -77,12 +77,12 @@ def policy_gradient(inputs: LossInputs) -> PerTokenLoss:
 def importance(view: LabelView, inputs: LossInputs) -> Tensor:
     """Return q(label) now over q(label) when it was drawn, `[N]`, at most `MAX_IMPORTANCE`, without gradient.
 
-    It is 1 where the probability at the draw is unknown.
+    It is 1 where the probability at the draw is unknown, and 0 where that is 0: the token was not drawn from it.
     """
     if inputs.writer_logprobs is None:
         return torch.ones_like(view.draft_logp)
     change = view.draft_logp.detach() - inputs.writer_logprobs
-    return torch.nan_to_num(change, nan=0.0).exp().clamp(max=MAX_IMPORTANCE)
+    return torch.nan_to_num(change, nan=0.0, posinf=-torch.inf).exp().clamp(max=MAX_IMPORTANCE)
 
 
 def target_samples(inputs: LossInputs) -> PerTokenLoss:

@@ -20,6 +20,8 @@ TRIED_BYTES = 1 << 26  # weights to try on: more than the caches hold
 ROUNDS = 5
 ROUND_S = 0.1  # that the plain products of a round may take. Where types are emulated fewer weights are tried
 MOST_BESIDE = 8  # tokens that are read together, to see whether they change each other
+# (dtype, tokens, threads) → the kinds that work here, with their time over the plain product's.
+trials: dict[tuple[torch.dtype, int, int], Mapping[type[PackedProduct], float]] = {}
 
 
 def sample(weights: Iterable[Tensor]) -> list[Tensor]:
@@ -37,20 +39,11 @@ def sample(weights: Iterable[Tensor]) -> list[Tensor]:
 def ranked(dtype: torch.dtype, weights: Sequence[Tensor], tokens: Sequence[int]) -> tuple[type[PackedProduct], ...]:
     """Return the kinds that are faster than the plain product here over so many `tokens` a pass, the fastest first."""
     keys = {count: (dtype, count, torch.get_num_threads()) for count in tokens}
-    if missing := [count for count in tokens if keys[count] not in _tried]:
-        _tried.update({keys[count]: ratios for count, ratios in _try(weights, missing).items()})
-    works = set.intersection(*(set(_tried[key]) for key in keys.values()))
-    means = {kind: geometric_mean([_tried[key][kind] for key in keys.values()]) for kind in KINDS if kind in works}
+    if missing := [count for count in tokens if keys[count] not in trials]:
+        trials.update({keys[count]: ratios for count, ratios in _try(weights, missing).items()})
+    works = set.intersection(*(set(trials[key]) for key in keys.values()))
+    means = {kind: geometric_mean([trials[key][kind] for key in keys.values()]) for kind in KINDS if kind in works}
     return tuple(sorted((kind for kind in means if means[kind] < 1), key=lambda kind: means[kind]))
-
-
-def forget_trials() -> None:
-    """Try again at the next model: tests change what is tried."""
-    _tried.clear()
-
-
-# (dtype, tokens, threads) → the kinds that work here, with their time over the plain product's.
-_tried: dict[tuple[torch.dtype, int, int], Mapping[type[PackedProduct], float]] = {}
 
 
 def _try(weights: Sequence[Tensor], tokens: Sequence[int]) -> dict[int, dict[type[PackedProduct], float]]:

@@ -50,11 +50,16 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write `step-XXXXXXXX` under `folder` and drop all but the newest `keep`."""
+    """Write `step-XXXXXXXX` under `folder` and drop all but the newest `keep`.
+
+    Those of later steps go too: a resumed run has passed over them, since they are damaged.
+    """
     path = folder / f"step-{checkpoint.progress.step:08d}"
     write_folder(path, lambda temporary: _write(checkpoint, temporary))
-    for old in _folders(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    kept = [other for other in _folders(folder) if other <= path][-keep:]
+    for other in _folders(folder):
+        if other not in kept:
+            shutil.rmtree(other, ignore_errors=True)
     return path
 
 

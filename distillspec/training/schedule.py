@@ -96,14 +96,17 @@ def learning_rate_factor(fraction: float, config: TrainConfig, began: float = 0.
     """Return the multiple of the peak learning rate at `fraction` of the run, in (0, 1].
 
     After a linear warm-up from the first step on, at `began`, `cosine` falls to a hundredth, `constant` stays, and
-    `wsd` stays until the last `decay_fraction`, over which it falls by 1 − √ to a hundredth (Hägele et al. 2024).
+    `wsd` stays until the last `decay_fraction`, over which it falls by 1 − √ to a hundredth (Hägele et al. 2024). A
+    warm-up that ends within that share leaves what is left of the run to the fall.
     """
-    if fraction < began + config.warmup_fraction:
+    begun = began + config.warmup_fraction
+    if fraction < begun:
         return max((fraction - began) / config.warmup_fraction, 0.01)
     if config.schedule == "cosine":
-        share = (fraction - config.warmup_fraction) / max(1 - config.warmup_fraction, 1e-9)
+        share = (fraction - begun) / max(1 - begun, 1e-9)
         return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * share))
     if config.schedule == "wsd" and config.decay_fraction > 0:
-        share = (fraction - (1 - config.decay_fraction)) / config.decay_fraction
+        length = max(min(config.decay_fraction, 1 - begun), 1e-9)
+        share = (fraction - (1 - length)) / length
         return 0.01 + 0.99 * (1 - math.sqrt(min(max(share, 0.0), 1.0)))
     return 1.0

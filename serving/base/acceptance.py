@@ -120,6 +120,20 @@ class AcceptanceCounter:
             before = depth
         self.emitted += emitted
 
+    def merge(self, other: AcceptanceCounter) -> None:
+        """Count what another one has counted."""
+        self._reach(len(other.tried_at))
+        for place, (tried, accepted) in enumerate(zip(other.tried_at, other.accepted_at, strict=True)):
+            self.tried_at[place] += tried
+            self.accepted_at[place] += accepted
+        self.firsts += other.firsts
+        self.emitted += other.emitted
+
+    @property
+    def by_position(self) -> list[float]:
+        """Share accepted at each depth where anything was tried."""
+        return [own / tried for own, tried in zip(self.accepted_at, self.tried_at, strict=True) if tried]
+
     def _reach(self, depth: int) -> None:
         missing = [0] * (depth - len(self.tried_at))
         self.tried_at += missing

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from distillspec.config import BenchConfig, DataConfig
 from distillspec.data.chat import render_prompt
-from distillspec.data.prompts import read_rows
+from distillspec.data.prompts import check_content, read_rows, response_text
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving.bench.load import Question
@@ -32,7 +32,7 @@ def read_prompts(files: Sequence[str], longest: int, target: LanguageModel, key:
         key: the setting that names the files.
 
     Raises:
-        ConfigError: a file cannot be read, or has no prompt that is short enough.
+        ConfigError: a file cannot be read, has a row that is no prompt, or no prompt that is short enough.
     """
 
     def made(rows: Sequence[_Row]) -> list[Prompt]:
@@ -48,7 +48,7 @@ def read_questions(config: BenchConfig) -> list[Question]:
     """Read the files' prompts as messages, one of each file in turn.
 
     Raises:
-        ConfigError: a file cannot be read or is empty.
+        ConfigError: a file cannot be read, has a row that is no prompt, or is empty.
     """
 
     def made(rows: Sequence[_Row]) -> list[Question]:
@@ -59,15 +59,18 @@ def read_questions(config: BenchConfig) -> list[Question]:
 
 def _in_turn(files: Sequence[str], made: Callable[[Sequence[_Row]], list[P]], key: str, lacking: str) -> list[P]:
     """Return as many prompts of each file, files by turns. `lacking` describes a file without any."""
-    groups = [made(_rows(file)) for file in files]
+    groups = [made(_rows(file, key)) for file in files]
     for file, group in zip(files, groups, strict=True):
         if not group:
             raise ConfigError(f"{key}: {file} has {lacking}")
     return [prompt for turn in zip(*groups, strict=False) for prompt in turn]
 
 
-def _rows(file: str) -> list[_Row]:
-    return [
-        _Row(str(row.get("id", place)), row["prompt"], str(row.get("domain") or Path(file).stem), row.get("response"))
-        for place, row in enumerate(read_rows(DataConfig(prompts=file)))
-    ]
+def _rows(file: str, key: str) -> list[_Row]:
+    return [_row(row, place, file, key) for place, row in enumerate(read_rows(DataConfig(prompts=file), key))]
+
+
+def _row(row: dict[str, Any], place: int, file: str, key: str) -> _Row:
+    check_content(row["prompt"], f"{key}: {file}: row {place}")
+    domain, response = str(row.get("domain") or Path(file).stem), response_text(row.get("response"))
+    return _Row(str(row.get("id", place)), row["prompt"], domain, response)

@@ -66,14 +66,14 @@ def run(config: QualityCommand, folder: Path) -> None:
     finally:
         for side in sides.values():
             side.engine.close()
-    found = _judge(config, target, sides)
-    first = sides[chosen.verifications[0]]
-    faster = {name: _times_faster(side.rates, first.rates, config.seed) for name, side in sides.items()}
-    Console().print(_table(sides, found, faster, chosen.verifications[0]))
     write_json(
         folder / "answers.json",
         {name: [{"id": a.prompt.id, "text": a.text} for a in side.answers] for name, side in sides.items()},
     )
+    found = _judge(config, target, sides)
+    first = sides[chosen.verifications[0]]
+    faster = {name: _times_faster(side.rates, first.rates, config.seed) for name, side in sides.items()}
+    Console().print(_table(sides, found, faster, chosen.verifications[0]))
     summary = {
         name: {
             **plain(found[name]),

@@ -44,12 +44,18 @@ def run(config: ServeCommand, folder: Path) -> None:
     _check_installed()
     from distillspec.serving.server.answers.app_state import make_app_state
     from distillspec.serving.server.app import create_app
+    from distillspec.serving.server.bridge.catalogue import folder_of
     from distillspec.serving.server.http.keys import load_admin_key, load_api_keys
     from distillspec.serving.server.listening import DrainingServer, bind, check_exposure, startup_banner, url_of
     from distillspec.serving.server.observability.logs import logging_to_stderr
+    from distillspec.serving.server.observability.tracing import Tracing
 
-    keys, admin = load_api_keys(config.server), load_admin_key(config.server)
+    keys = load_api_keys(config.server)
+    admin = load_admin_key(config.server, keys)
     check_exposure(config.server, bool(keys))
+    tracing = Tracing(config.server.tracing)
+    if config.server.drafts_folder is not None:
+        folder_of(config.server.drafts_folder)
     draft = None if config.draft.path is None else find_draft(config.draft.path)
     paths = find_drafts(config.drafts)
     drafts = dict(zip(draft_names(paths), paths, strict=True))
@@ -63,7 +69,7 @@ def run(config: ServeCommand, folder: Path) -> None:
         has_draft = engine.proposer is not None
         adaptation = _adaptation(engine, online, lambda: state.bridge.thread.wake()) if online and has_draft else None
         extra = _drafts_and_control(config, engine, draft, drafts, adaptation)
-        state = make_app_state(config.server, engine, keys=keys, admin=admin, **extra)
+        state = make_app_state(config.server, engine, keys=keys, admin=admin, tracing=tracing, **extra)
         with adaptation or nullcontext():
             open_run(folder, config)
             print(startup_banner(url_of(bound, config.server), state), flush=True)

@@ -58,7 +58,7 @@ class Choice:
         if not best.nodes:
             return "not worth it", plain
         lengths = [min(depth, TRY_LENGTH) for depth in best.depths]
-        return "exploring", self.prices.chains([each.row for each in best.chosen], lengths)
+        return "hoped", self.prices.chains([each.row for each in best.chosen], lengths)
 
     def _explored(self, best: StepPlan) -> tuple[Mode, StepPlan]:
         """Return the best plan, now and then chains of one token more a row."""

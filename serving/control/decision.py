@@ -18,7 +18,7 @@ from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.live_latency import RowWork
 
-Speculating = Literal["speculating", "exploring", "trial", "within bounds", "bounds out of reach"]
+Speculating = Literal["speculating", "exploring", "hoped", "trial", "within bounds", "bounds out of reach"]
 Mode = Literal[Speculating, "not worth it", "measuring plain", "nothing to draft for"]
 
 

@@ -173,7 +173,7 @@ class GoodputController:
         why, policy = self._held.decision(self._steps), self._speculation
         if why is None or view.prefill_tokens or self.max_time_per_token_s is not None:
             return None
-        speculating, waiting = why.mode == "speculating", why.mode == "not worth it"
+        speculating, waiting = why.mode in ("speculating", "hoped"), why.mode == "not worth it"
         waits = waiting and not policy.trial_is_due and not (self._named.used and policy.speculates)
         good = policy.speculates and not policy.plain_is_due if speculating else waits
         return self._held.plan if good and why.holds_for(view.rows, self.speculation_length) else None

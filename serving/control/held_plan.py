@@ -11,6 +11,9 @@ from distillspec.serving.control.decision import Decision
 from distillspec.serving.control.offers import by_source
 
 HELD, MOST_HELD = 8, 32  # steps that one plan holds for: at first, and after plans that were all alike
+HOPED = (
+    4  # steps of a plan that would pay if acceptance were what it may be: finding it takes as long as several others
+)
 
 
 class HeldPlan:
@@ -66,7 +69,7 @@ class HeldPlan:
 
     def _renew(self, decision: Decision, step: int) -> None:
         if decision.mode != "speculating":
-            self._until = step + HELD
+            self._until = step + (HOPED if decision.mode == "hoped" else HELD)
             return
         self._held = min(2 * self._held, MOST_HELD) if self._is_alike(decision) else HELD
         self._before, self._until = decision, step + self._held

@@ -17,6 +17,7 @@ START = 0.0  # log-odds of acceptance before anything was seen
 # Precision of the weights before anything was seen. There are many words, and each says little: with the precision of
 # the others, together they would leave every draft in doubt for ever.
 PRIOR = numpy.concatenate([numpy.full(2 + DOMAINS, 3.0), numpy.full(WORDS, 30.0)])
+OF_A_DRAFT = numpy.maximum(PRIOR, 8.0)  # of what one draft adds to what all have in common
 LEAST_CHANCE = 0.05  # that an evaluation, or a ratio to an old draft, is believed
 CORRELATED = 0.25  # weight of a trial: those of one answer are alike
 MEMORY = 2000.0  # trials after which evidence has half its weight
@@ -50,38 +51,38 @@ class Accepting:
 
     weights: Floats = field(default_factory=lambda: _start(START))
     precision: Floats = field(default_factory=PRIOR.copy)
+    prior: Floats = field(default_factory=PRIOR.copy)  # precision before anything was seen
     _error: float = 0.0  # moving sum of errors, and of their variance
     _variance: float = 0.0
 
     @classmethod
     def expecting(cls, chance: float | None) -> Accepting:
         """Return the estimate for a draft that is expected to be accepted with this chance, None: nothing is known."""
-        if chance is None:
-            return cls()
-        return cls(_start(_log_odds(chance)))
+        start = START if chance is None else _log_odds(chance)
+        return cls(_start(start), OF_A_DRAFT.copy(), OF_A_DRAFT)
 
     def log_odds(self, known: Floats) -> tuple[float, float]:
         """Return mean and standard deviation of the log-odds of acceptance."""
         return float(self.weights @ known), float((known**2 / self.precision).sum() ** 0.5)
 
-    def chance(self, known: Floats) -> float:
-        """Return P(accepted) at the mean of the log-odds."""
-        return sigmoid(float(self.weights @ known))
+    def chance(self, known: Floats, further: float = 0.0) -> float:
+        """Return P(accepted) at the mean of the log-odds. `further`: log-odds of another estimate, added."""
+        return sigmoid(float(self.weights @ known) + further)
 
-    def learn(self, known: Floats, tried: int, accepted: int, steps: int = 1) -> None:
-        """Learn from the trials of a row in so many steps."""
-        chance = self.chance(known)
+    def learn(self, known: Floats, tried: int, accepted: int, steps: int = 1, further: float = 0.0) -> None:
+        """Learn from the trials of a row in so many steps. `further`: see `chance`."""
+        chance = self.chance(known, further)
         error, variance = accepted - tried * chance, tried * chance * (1 - chance)
         self._watch(error, variance, steps)
         # The gain of one observation of all trials together: with each feature's alone, many at once would overshoot.
         gain = known / self.precision
         self.weights = self.weights + CORRELATED * error / (1 + CORRELATED * variance * float(gain @ known)) * gain
-        self.precision = PRIOR + (self.precision - PRIOR) * 0.5 ** (tried / MEMORY)
+        self.precision = self.prior + (self.precision - self.prior) * 0.5 ** (tried / MEMORY)
         self.precision += CORRELATED * variance * known**2
 
     def forget(self, share: float = 1.0) -> None:
         """Forget a share of the evidence, not what it said."""
-        self.precision = PRIOR + (self.precision - PRIOR) * (1 - share)
+        self.precision = self.prior + (self.precision - self.prior) * (1 - share)
         self._error = self._variance = 0.0
 
     def change(self, acceptance: float | None) -> None:

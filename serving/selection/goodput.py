@@ -55,6 +55,8 @@ class GoodputSelection(SelectionState):
     def __init__(self, parts: SelectionParts, fast_switching: bool = True) -> None:
         super().__init__()
         self.parts, self.fast_switching = parts, fast_switching
+        # Text that is hard for one draft is hard for all: what they have in common is told apart from what each adds.
+        self._common = Accepting()
         self._drafts: dict[str, Accepting] = {}
         self._shapes: dict[str, tuple[list[int], list[int]]] = {}  # tried and accepted, by position
         self._relative: dict[str, Floats] = {}  # acceptance of each position over that of all
@@ -104,7 +106,9 @@ class GoodputSelection(SelectionState):
 
     def _learn_from(self, answer: Answer) -> None:
         for source, (steps, tried, accepted) in answer.new.items():
-            self._draft(source).learn(answer.known, tried, accepted, steps)
+            draft = self._draft(source)
+            self._common.learn(answer.known, tried, accepted, steps, draft.log_odds(answer.known)[0])
+            draft.learn(answer.known, tried, accepted, steps, self._common.log_odds(answer.known)[0])
         answer.new.clear()
 
     def draft_changed(self, change: DraftChange) -> None:
@@ -133,7 +137,7 @@ class GoodputSelection(SelectionState):
     def _begun(self, row: RowView, rows: Sequence[RowView]) -> Answer:
         """Return a new answer with its first draft, drawn by what its drafts may be worth beside the others'."""
         known, names, draws = features(row), self._names(rows), Random(f"{self.parts.seed}/{row.sequence_id}")
-        found = [self._draft(name).log_odds(known) for name in names]
+        found = [self._log_odds(name, known) for name in names]
         mean = [sigmoid(log_odds) for log_odds, _ in found]
         drawn = [sigmoid(log_odds + draws.gauss(0, 1) * deviation) for log_odds, deviation in found]
         others = [other for other in rows if other is not row and other.sequence_id in self._answers]
@@ -167,7 +171,7 @@ class GoodputSelection(SelectionState):
         answers = [self._answers[row.sequence_id] for row in running]
         for row, answer in zip(running, answers, strict=True):
             answer.prospect = names, self._prospect(row, names, self._own(answer, names))
-            answer.belief = self._draft(answer.draft).chance(answer.known)
+            answer.belief = sigmoid(self._log_odds(answer.draft, answer.known)[0])
         settled = [row.context_tokens >= answer.since + REVIEW for row, answer in zip(running, answers, strict=True)]
         batch = self._batch([self._prospect_of(row, names) for row in running], names)
         best = batch.best(self._places(running, names), numpy.array(settled))
@@ -185,7 +189,7 @@ class GoodputSelection(SelectionState):
             answer.coming = None
         elif option.unread_tokens <= ALONG or not self.fast_switching:
             answer.draft, answer.coming, answer.since = option.source, None, row.context_tokens
-            answer.belief = self._draft(answer.draft).chance(answer.known)
+            answer.belief = sigmoid(self._log_odds(answer.draft, answer.known)[0])
 
     def _names(self, rows: Sequence[RowView]) -> list[str]:
         """Return the drafts that could draft for any of these rows."""
@@ -230,7 +234,7 @@ class GoodputSelection(SelectionState):
 
         Beside a draft's own trials, those of the others count for a part: a text may be harder for all drafts.
         """
-        before = {name: self._draft(name).log_odds(answer.known)[0] for name in dict.fromkeys([*names, *answer.own])}
+        before = {name: self._log_odds(name, answer.known)[0] for name in dict.fromkeys([*names, *answer.own])}
         misses, doubts = dict[str, float](), dict[str, float]()
         for name, (tried, accepted) in answer.own.items():
             chance = sigmoid(before[name])
@@ -244,6 +248,11 @@ class GoodputSelection(SelectionState):
             tried, accepted = answer.own.get(name, (0, 0))
             found.append((accepted + STRENGTH * chance) / (tried + STRENGTH))
         return found
+
+    def _log_odds(self, source: str, known: Floats) -> tuple[float, float]:
+        """Return the mean log-odds of acceptance, and the standard deviation of what the draft adds to them."""
+        mean, deviation = self._draft(source).log_odds(known)
+        return self._common.log_odds(known)[0] + mean, deviation
 
     def _by_position(self, source: str) -> Floats:
         """Return the acceptance of each position over that of all."""

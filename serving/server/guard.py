@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SINGLE = ("host", "authorization", "content-length", "content-type", "transfer-encoding")
+MODEL_ROUTES = ("/v1/", "/tokenize", "/detokenize")  # whose refusals are counted
+UNMATCHED = "unmatched"  # the route of unknown URLs
 QUIET = ("/health", "/metrics", "/dashboard/events")  # polled all the time: not logged
 HEADER_BYTES = 16 << 10  # of the request line and headers, as h11 itself allows by default: clients send less
 CLOSE = {"Connection": "close"}  # the rest of the body is not read
@@ -91,10 +93,10 @@ class Guard:
             )
 
     def _record(self, scope: Scope, answer: _Answer, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "unmatched")
+        route = getattr(scope.get("route"), "path", UNMATCHED)
         status = answer.status or 499
         self.metrics.observe_http(route, status)
-        if 400 <= status < 499 or status == 503:
+        if _refuses_work(status, route, scope["path"]):
             self.metrics.observe_refusal(_reason(status, answer.code))
         if scope["path"] in QUIET and status < 400:
             return
@@ -195,6 +197,14 @@ def _check_size(scope: Scope) -> None:
     target = len(scope["raw_path"]) + len(scope["query_string"])
     if target + sum([len(name) + len(value) for name, value in scope["headers"]]) > HEADER_BYTES:
         raise ApiError(400, f"request line and headers are above {HEADER_BYTES >> 10} KiB", headers=CLOSE)
+
+
+def _refuses_work(status: int, route: str, path: str) -> bool:
+    """Return True for a refused key or request for the model. A probe's 503 and an unknown URL are none."""
+    if status in (401, 403):
+        return True
+    refuses = 400 <= status < 499 or status == 503
+    return refuses and path.startswith(MODEL_ROUTES) and (status, route) != (404, UNMATCHED)
 
 
 def _reason(status: int, code: str | None) -> str:

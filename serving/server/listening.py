@@ -92,7 +92,7 @@ class DrainingServer(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=limits.max_connections,
+                limit_concurrency=limits.max_connections + 1,  # it refuses from so many on
                 h11_max_incomplete_event_size=HEADER_BYTES,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=FLUSH_S,

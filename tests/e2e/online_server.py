@@ -26,16 +26,11 @@ SERVE = (
     *("online.metrics_s=0.5", "replay.share=1", "replay.entries=16", "replay.flush_s=0.2"),
     *("gate.requests=48", "gate.min_requests=8", "gate.bootstrap_samples=200"),
 )
-TRAIN = (
-    *(
-        "adapt.every_requests=20",
-        "adapt.on_drift=false",
-        "adapt.niceness=0",
-        "adapt.busy_share=1",
-        "adapt.learning_rate=3e-3",
-    ),
+LEARN = (  # of a trainer, whoever starts it
+    *("adapt.every_requests=20", "adapt.on_drift=false", "adapt.learning_rate=3e-3"),
     *("adapt.max_steps=40", "adapt.epochs=12", "adapt.row_tokens=128", "adapt.batch_tokens=256"),
 )
+TRAIN = (*LEARN, "adapt.niceness=0", "adapt.busy_share=1")  # of one that the server starts
 GREEDY = [{"model": "tiny", "prompt": text, "max_tokens": 40, "temperature": 0} for text in ("abc", "Hello", "12 + 3")]
 
 

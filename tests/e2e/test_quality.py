@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from distillspec.errors import RunError
+
 WORDS = ["target=tiny", "engine.compile=false", "engine.max_slots=4", "engine.max_model_len=128", "hydra.run.dir=run"]
 SHORT = ["quality.count=4", "quality.rounds=2", "quality.max_tokens=12", "sampling.temperature=1.5"]
 
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    rows = [{"id": str(i), "prompt": f"{i} and 1", "response": f"#### {i + 1}"} for i in range(6)]
+    rows = [{"id": str(i), "prompt": f"{i} and 1", "response": i + 1} for i in range(6)]  # numbers, as in a CSV file
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -48,6 +50,20 @@ def test_verifications_are_compared(distill: Any, tmp_path: Path, prompts: Path,
         assert len(own["tokens_per_s"]) == 2
         assert own["tokens_per_step"] > 0
     assert found["exact"]["times_faster"]["mean"] == 1
+
+
+def test_answers_are_kept_where_judging_fails(
+    distill: Any, tmp_path: Path, prompts: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RunError("the memory is full")
+
+    monkeypatch.setattr("distillspec.serving.commands.quality.likelihood", fail)
+    chosen = [f"quality.prompts=[{prompts}]", "quality.verifications=[exact]", f"draft.path={draft}"]
+    outcome = distill("quality", *WORDS, *SHORT, *chosen)
+    assert (outcome.code, "the memory is full" in outcome.err) == (1, True), outcome
+    answers = json.loads((tmp_path / "run/answers.json").read_text())["exact"]
+    assert [answer["id"] for answer in answers] == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     for layers, name in ((1, "one"), (2, "two")):
         assert distill(["init-draft", "target=tiny", f"draft.layers={layers}", f"hydra.run.dir={name}"]) == 0
     files = ["--prompts", str(prompts), "--drafts", "one,two", "--output", "out", "--target", "tiny"]
-    sizes = ["--batches", "2", "--rounds", "1", "--tokens", "6", "--rows", "2"]
+    sizes = ["--batches", "2", "--rounds", "1", "--each", "2", "--tokens", "6", "--rows", "2"]
     monkeypatch.setattr(sys, "argv", ["spin", *files, *sizes])
     few = {"machines": ("a100-7b-five",), "requests_a_row": 1, "long_requests": 4, "ablation_rows": 2}
     monkeypatch.setattr(spin, "Simulated", partial(Simulated, **few))
@@ -114,6 +114,27 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     with pytest.raises(SystemExit):
         spin.main()
     assert "nothing is not a draft" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--drafts d", "the live part needs both --prompts and --drafts"),
+        ("--prompts p.jsonl", "the live part needs both --prompts and --drafts"),
+        ("--prompts p.jsonl --drafts d --each 0", "--each 0 must be at least 1"),
+        ("--prompts p.jsonl --drafts d --rounds -1", "--rounds -1 must be at least 1"),
+    ],
+)
+def test_what_selections_cannot_be_compared_on_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, problem: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["spin", *words.split()])
+    with pytest.raises(SystemExit) as stop:
+        spin.main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {problem}\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_study_fills_cells_and_goes_on_where_it_stopped(

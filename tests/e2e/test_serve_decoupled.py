@@ -17,9 +17,9 @@ import pytest
 from distillspec.serving.online.state.layout import Layout, TrainerState
 from distillspec.serving.online.state.registry import VersionRegistry
 
-from .online_server import PATIENCE_S, TRAIN, Server, Traffic, serving, wait_for
+from .online_server import LEARN, PATIENCE_S, Server, Traffic, serving, wait_for
 
-ADAPT = ("adapt", "target=tiny", "online.folder=online", *TRAIN)
+ADAPT = ("adapt", "target=tiny", "online.folder=online", *LEARN)
 
 
 @contextmanager

@@ -15,13 +15,13 @@ from distillspec.models import read_metadata
 from .test_train_runs import FAST, steps, summary
 
 KINDS = {
-    "eagle": ("draft=eagle", "draft.layers=null", "draft.vocabulary=100"),
-    "features": ("draft=pruned", "draft.features=true"),
+    "eagle": ("draft=eagle", "draft.layers=null", "draft.vocabulary=100", "train.unroll_from=0"),
+    "features": ("draft=pruned", "draft.features=true", "train.unroll_from=0"),
     "block": ("draft=block", "draft.positions=3", "draft.layers=null"),
     "hydra": ("draft=medusa", "draft.sequential=true", "draft.positions=3", "draft.layers=null"),
 }
 # Nothing depends on how long the whole run is.
-STEADY = ("train.schedule=constant", "train.warmup_fraction=0", "train.unroll_from=0", "train.eval_every=3")
+STEADY = ("train.schedule=constant", "train.warmup_fraction=0", "train.eval_every=3")
 
 
 @pytest.fixture(params=KINDS)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from distillspec.config import DraftConfig, TargetConfig
-from distillspec.models import initialise_draft, load_target, save_draft
+from distillspec.models import initialise_draft, load_target, read_metadata, save_draft
 from distillspec.serving import Engine, SamplingParams
 
-from .conftest import Distill
+from .conftest import FAST, Distill
 
 WORDS = ("target=tiny", "stop.epochs=2", "stop.width=8", "hydra.run.dir=run")
 
@@ -71,3 +71,15 @@ def test_blocks_and_heads_are_refused(distill: Distill, tmp_path: Path) -> None:
         outcome = distill("train-stop", *WORDS, f"draft.path={kind}")
         assert outcome.code == 2
         assert reason in outcome.err
+
+
+def test_training_leaves_out_what_was_taught_of_the_weights_before(
+    distill: Distill, tmp_path: Path, given: Path, data_folder: Path
+) -> None:
+    assert distill("train-stop", *WORDS, f"draft.path={given}", f"stop.text={data_folder}").code == 0
+    goes_on = ("draft=pretrained", "draft.layers=null", "draft.path=run", f"data.cache={data_folder}")
+    outcome = distill("train", *FAST, *goes_on, "train.max_steps=1", "hydra.run.dir=further")
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.count("left out what train-stop taught the draft") == 1
+    assert "stop" in read_metadata(tmp_path / "run/draft")
+    assert "stop" not in read_metadata(tmp_path / "further/draft")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from distillspec.errors import ConfigError
 from distillspec.hydra_run import run_with_hydra
 
 
@@ -60,3 +61,20 @@ def test_a_folder_that_was_named_is_used_again(tmp_path: Path) -> None:
         tmp_path / "mine",
         tmp_path / "mine",
     ]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_refused_run_leaves_a_folder_that_was_there_before(tmp_path: Path, there: bool) -> None:
+    """It may be that of a server that runs: until it stops there is nothing in it but a log."""
+    if there:
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine/server.log").write_text("started")
+
+    def run(config: Any, folder: Path) -> None:
+        raise ConfigError("port 8000 is taken")
+
+    GlobalHydra.instance().clear()
+    with pytest.raises(ConfigError, match="taken"):
+        run_with_hydra("report", ["runs=[r]", "hydra.run.dir=mine"], run, None)
+    assert (tmp_path / "mine/server.log").exists() == there
+    assert (tmp_path / "mine").exists() == there

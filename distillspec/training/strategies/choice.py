@@ -45,6 +45,8 @@ def make_accelerator(config: TrainCommand, hidden_size: int) -> Accelerator:
         settings = zero_settings(_stage(kind), config.train, hidden_size)
         extra["gradient_accumulation_steps"] = config.train.accumulate
         extra["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
+    if kind == "local" and device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # Accelerate takes the current GPU, and the target is on this one
     # Accelerate keeps one state a process. The next run of a sweep may need another precision.
     AcceleratorState._reset_state()
     accelerator = Accelerator(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -20,6 +22,8 @@ from distillspec.serving.online.training.examples import TrainingExample
 from distillspec.serving.online.training.loaded_target import LoadedTarget
 from distillspec.serving.online.training.vocabulary import needed_counts, renewed_ids
 from distillspec.training.state_store import StateStore
+
+log = logging.getLogger(__name__)
 
 
 class BaseDrafts:
@@ -69,7 +73,7 @@ class BaseDrafts:
         return self._target.known or self.target()
 
     def load(self, version: Version) -> LanguageModel:
-        """Load a version for training.
+        """Load a version for training, without what train-stop taught it: that is of weights that change.
 
         Raises:
             RunError: its folder is damaged. ConfigError: it has another tokenizer or target than the log.
@@ -89,7 +93,9 @@ class BaseDrafts:
                 "online.folder"
             )
         draft.model.to(self._target.device)
-        return draft
+        if draft.stop is not None:
+            log.info("%s: an update leaves out what train-stop taught it of its own weights", version.name)
+        return replace(draft, stop=None)
 
     def renewed(
         self, draft: LanguageModel, examples: Sequence[TrainingExample], most: int | None

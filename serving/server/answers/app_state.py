@@ -149,6 +149,7 @@ def make_app_state(
     *,
     keys: KeyRing | None = None,
     admin: KeyRing | None = None,
+    tracing: Tracing | None = None,
     catalogue: DraftCatalogue | None = None,
     online: OnlineControl | None = None,
 ) -> AppState:
@@ -166,11 +167,13 @@ def make_app_state(
         TextCodec(engine.target.tokenizer, engine.max_model_len),
         Metrics(model, controller.speculation_length, slots, tokens, engine.settings.verification),
         Telemetry(slots),
-        Tracing(config.tracing),
+        tracing or Tracing(config.tracing),
         controller,
         catalogue,
         online,
     )
+    state.metrics.note_versions(engine.draft_versions)
+    state.telemetry.note_versions(engine.draft_versions)
     if (chooses := selecting(controller)) is not None:
         state.metrics.selection.figures = chooses.figures
     return state

@@ -94,7 +94,9 @@ class CompletionReplies:
             texts.append(self.codec.token_text(entry.token))
             offsets.append(self._offsets[delta.choice])
             self._offsets[delta.choice] += len(texts[-1])
-        best = [{self.codec.token_text(t): _finite(v) for t, v in entry.best.items()} for entry in delta.logprobs]
+        # The written token is always among them, as OpenAI has it.
+        entries = [{**entry.best, entry.token: entry.logprob} if entry.best else {} for entry in delta.logprobs]
+        best = [{self.codec.token_text(t): _finite(v) for t, v in entry.items()} for entry in entries]
         return {
             "tokens": texts,
             "token_logprobs": [_finite(entry.logprob) for entry in delta.logprobs],

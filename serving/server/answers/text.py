@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from jinja2 import TemplateError
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
-from distillspec.data.chat import render_prompt
+from distillspec.data.chat import TemplateRefused, render_prompt
 from distillspec.serving.server.http.errors import bad_request
 
 
@@ -43,8 +42,9 @@ class TextCodec:
         """
         try:
             return render_prompt(self._tokenizer_for("messages"), messages)
-        except TemplateError as error:
-            raise bad_request(f"the model's chat template refuses these messages: {error}", "messages") from error
+        except TemplateRefused as error:
+            problem = f"the model's chat template refuses these messages: {error.reason}"
+            raise bad_request(problem, "messages") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included."""

@@ -75,7 +75,8 @@ class FolderCatalogue:
     def load(self, name: str) -> str:
         folder = self._find(name)
         version = self._swap(folder)
-        self._history.append(folder)
+        if self._history[-1:] != [folder]:  # a repeated request is no further draft to go back to
+            self._history.append(folder)
         return version
 
     def promote(self, name: str) -> str:

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 from fastapi import Request as HttpRequest
 from pydantic import ValidationError
 
+from distillspec.config.serving import MOST_PROMPTS
 from distillspec.serving.server.http.errors import ApiError, bad_request, from_validation
-from distillspec.serving.server.http.schemas import MOST_PROMPTS, Body
+from distillspec.serving.server.http.schemas import Body
 
 B = TypeVar("B", bound=Body)
 SCHEMAS: list[type[Body]] = []  # of all routes, for the OpenAPI document

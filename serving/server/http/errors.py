@@ -81,7 +81,9 @@ def from_validation(error: ValidationError) -> ApiError:
         return bad_request(f"The body is not valid JSON: {_short(first['msg'])}", code="invalid_json")
     if kind == "extra_forbidden":
         return bad_request(f"{UNRECOGNISED}: {_short(path)}", param=_short(path), code="unknown_parameter")
-    if kind in ("none_required", "literal_error") and first.get("ctx", {}).get("expected") is None:
+    context = first.get("ctx", {})
+    refused = kind in ("none_required", "literal_error") and context.get("expected") is None
+    if refused or context.get("max_length") == 0:
         return bad_request(f"{path} is not supported by this server", param=path, code="unsupported_parameter")
     if kind == "missing":
         return bad_request(f"you must provide {path}", param=path, code="missing_required_parameter")

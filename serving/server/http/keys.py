@@ -65,17 +65,30 @@ def load_api_keys(config: ServerConfig) -> KeyRing:
     """Read the keys of `server.api_key_file` and of the environment.
 
     Raises:
-        ConfigError: the file cannot be read, or a key is too short (it is named by its number, never quoted).
+        ConfigError: the file cannot be read, a key is too short or two names have the same one (a key is named by its
+            number, never quoted), or a name is empty.
     """
     keys = [] if config.api_key_file is None else _read_keys(Path(config.api_key_file))
     keys += [("default", key.strip()) for key in os.environ.get(API_KEYS, "").split(",") if key.strip()]
-    for place, (_, key) in enumerate(keys, 1):
+    first: dict[str, int] = {}
+    for place, (tenant, key) in enumerate(keys, 1):
         _check_length(key, f"API key {place}")
+        if not tenant:
+            raise ConfigError(f"API key {place} has an empty name; write NAME:KEY, or KEY alone")
+        if keys[first.setdefault(key, place) - 1][0] != tenant:
+            raise ConfigError(f"API keys {first[key]} and {place} are the same for two names; give each its own")
     return KeyRing(keys)
 
 
-def load_admin_key(config: ServerConfig) -> KeyRing:
-    """Read the key of `server.admin_key_file` or of the environment. May raise ConfigError."""
+def load_admin_key(config: ServerConfig, others: KeyRing | None = None) -> KeyRing:
+    """Read the key of `server.admin_key_file` or of the environment.
+
+    Args:
+        others: API keys, none of which may be it.
+
+    Raises:
+        ConfigError: the file cannot be read or is empty, or the key is too short, missing or an API key.
+    """
     key = os.environ.get(ADMIN_KEY, "").strip()
     if config.admin_key_file is not None:
         lines = _read(Path(config.admin_key_file)).splitlines()
@@ -84,6 +97,8 @@ def load_admin_key(config: ServerConfig) -> KeyRing:
             raise ConfigError(f"server.admin_key_file={config.admin_key_file} is empty; its first line is the key")
     if key:
         _check_length(key, "the admin key")
+        if others is not None and others.tenant(key) is not None:
+            raise ConfigError("the admin key is an API key too, which would open /admin to a client; use another one")
     elif config.metrics_key == "admin":
         raise ConfigError(f"server.metrics_key=admin needs an admin key: server.admin_key_file=FILE or {ADMIN_KEY}")
     return KeyRing([("admin", key)] if key else [])

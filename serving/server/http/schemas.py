@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from distillspec.config.serving import MOST_N, MOST_PROMPTS
 from distillspec.serving.base.params import LEAST_REPETITION, MOST_REPETITION
 
 # fail_fast: collecting the errors of a million entries takes the event loop a minute.
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(fail_fast=True)]
-MOST_PROMPTS = 4096  # the server's own bound, `max_prompts`, is usually far lower
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 BadWord = Annotated[str, Field(min_length=1, max_length=128)]
+Note = Annotated[str, Field(max_length=512)]
 
 
 class Body(BaseModel):
@@ -40,6 +41,7 @@ class SpeculationOptions(Body):
 
 class StreamOptions(Body):
     include_usage: bool = False
+    include_obfuscation: bool | None = None  # taken, and nothing done: chunks carry no padding
 
 
 class GenerationBody(Body):
@@ -48,7 +50,7 @@ class GenerationBody(Body):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = Field(default=None, ge=1, le=1024)
+    n: int | None = Field(default=None, ge=1, le=MOST_N)
     temperature: float | None = Field(default=None, ge=0, le=100)
     top_p: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
@@ -69,10 +71,13 @@ class GenerationBody(Body):
     cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None  # separates cached prompts
     # ours
     speculation: SpeculationOptions | None = None
+    # the client's own notes, which change nothing
+    metadata: Annotated[dict[str, Note], Field(max_length=16)] | None = None
+    prompt_cache_key: Note | None = None
+    safety_identifier: Note | None = None
     # refused unless they have no effect
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] | None = None
-    metadata: None = None
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> GenerationBody:
@@ -174,8 +179,6 @@ class ChatBody(GenerationBody):
     reasoning_effort: None = None
     verbosity: None = None
     web_search_options: None = None
-    prompt_cache_key: None = None
-    safety_identifier: None = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> ChatBody:

@@ -1,4 +1,6 @@
-"""Prometheus metrics under vLLM's names with the prefix `distillspec:`. All exist from the start, at zero.
+"""Prometheus metrics under vLLM's names with the prefix `distillspec:`. They exist from the start, at zero.
+
+Those by draft, domain or route have a series from its first use on.
 
 `docs/operators.md` explains each one. A test compares the two.
 """
@@ -61,7 +63,7 @@ class Metrics:
         self.running.set(report.running)
         self.waiting.set(report.waiting)
         self.cache_usage.set(report.cached_tokens / self._cache_tokens)
-        self._note_versions(report.versions)
+        self.note_versions(report.versions)
         result = report.output.result
         if result is None:
             return
@@ -131,7 +133,8 @@ class Metrics:
         if seconds is not None:
             histogram.observe(seconds)
 
-    def _note_versions(self, versions: Mapping[str, str]) -> None:
+    def note_versions(self, versions: Mapping[str, str]) -> None:
+        """Note the drafts in use, by source."""
         if versions == self._versions:
             return
         before, self._versions = self._versions, dict(versions)

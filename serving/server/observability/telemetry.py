@@ -49,9 +49,8 @@ class _Version:
 
     def as_json(self) -> dict[str, Any]:
         total = self.total
-        by_position = [own / tried for own, tried in zip(total.accepted_at, total.tried_at, strict=True) if tried]
         domains = {name: counter.rate for name, counter in sorted(self.domains.items())}
-        return {"rate": total.rate, "tried": total.tried, "by_position": by_position, "domains": domains}
+        return {"rate": total.rate, "tried": total.tried, "by_position": total.by_position, "domains": domains}
 
 
 class Telemetry:
@@ -74,11 +73,12 @@ class Telemetry:
     def observe_step(self, report: StepReport) -> None:
         """Count a step."""
         self._running, self._waiting = report.running, report.waiting
-        self._note_versions(report.versions)
+        self.note_versions(report.versions)
         if report.output.result is not None:
             self._observe_result(report.output.result)
 
-    def _note_versions(self, versions: Mapping[str, str]) -> None:
+    def note_versions(self, versions: Mapping[str, str]) -> None:
+        """Note the drafts in use, by source."""
         if versions == self._versions:
             return
         for source, version in versions.items():
@@ -116,7 +116,8 @@ class Telemetry:
         for answer in output.completions:
             first, total, written = answer.stats.time_to_first_token_s, answer.stats.total_s, len(answer.token_ids)
             if first is not None and total is not None and answer.finish_reason in ("stop", "length"):
-                self._latencies.append((first, (total - first) / max(1, written - 1), total))
+                gap = (total - first) / (written - 1) if written > 1 else numpy.nan
+                self._latencies.append((first, gap, total))
 
     def point(self) -> dict[str, Any]:
         """Close the current second, add it to the history and return it."""
@@ -142,12 +143,21 @@ class Telemetry:
             "tokens": self.tokens,
             "requests": self.requests,
             "draft_version": ", ".join(self._versions.values()),
+            "in_use": self._in_use(),
             "acceptance": {name: version.as_json() for name, version in self._by_version.items()},
             "swaps": list(self.swaps),
             "trees": list(self.trees),
             "online": asdict(self.online),
             "latency": self._percentiles(),
         }
+
+    def _in_use(self) -> dict[str, Any]:
+        """Return the acceptance of the drafts in use, all together; without a draft, of what was looked up."""
+        found = AcceptanceCounter()
+        for version in dict.fromkeys(self._versions.values()) or [""]:
+            if version in self._by_version:
+                found.merge(self._by_version[version].total)
+        return {"rate": found.rate, "by_position": found.by_position}
 
     def _version_of(self, version: str) -> _Version:
         if version not in self._by_version:
@@ -159,12 +169,13 @@ class Telemetry:
     def _percentiles(self) -> dict[str, Any] | None:
         if not self._latencies:
             return None
-        values = numpy.percentile(numpy.array(self._latencies), PERCENTILES, axis=0)
+        found = {}
         names = ("time_to_first_token_s", "time_per_output_token_s", "total_s")
-        return {
-            name: dict(zip(map(str, PERCENTILES), column.tolist(), strict=True))
-            for name, column in zip(names, values.T, strict=True)
-        }
+        for name, column in zip(names, numpy.array(self._latencies).T, strict=True):
+            known = column[~numpy.isnan(column)]  # an answer of one token has no time between tokens
+            values = numpy.percentile(known, PERCENTILES).tolist() if len(known) else [None] * len(PERCENTILES)
+            found[name] = dict(zip(map(str, PERCENTILES), values, strict=True))
+        return found
 
 
 def _rate(part: float, whole: float) -> float | None:

@@ -17,6 +17,7 @@ from distillspec.data.collect import score
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import PromptSet
 from distillspec.data.scoring import ScoringWriter
+from distillspec.errors import ConfigError
 from distillspec.generation import GENERATORS
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.serving import EngineSettings
@@ -183,3 +184,24 @@ def test_a_target_scores_its_own_text_when_it_is_not_writing(
         assert isinstance(found, HiddenSignal)
         assert isinstance(wanted, HiddenSignal)
         torch.testing.assert_close(found.hidden, wanted.hidden, atol=2e-3, rtol=2e-3)
+
+
+def test_a_part_of_the_file_without_responses_is_left_out(target: LanguageModel, tmp_path: Path) -> None:
+    """Also where an interrupted collection goes on, and those with responses are done."""
+    prompts = tuple(Prompt(str(i), (1, 30 + i), response="ab" if i < 2 else None) for i in range(20))
+    folder = DataFolder(tmp_path)
+    folder.write_prompts(PromptSet(prompts, ()))
+    config = DataConfig(
+        source="mixed", mixed_with="fixed", prompts="f.jsonl", mixed_lambda=0.5, max_new_tokens=2, signal_entries=4
+    )
+    draft = initialise_draft(DraftConfig(layers=1), target)
+    made = samples.prepare_samples(config, target, folder, 0, draft=draft)
+    assert {sample.source for sample in made} == {"draft", "fixed"}
+    manifest = folder.samples / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"complete": true', '"complete": false'))
+    again = samples.prepare_samples(config, target, folder, 0, draft=draft)
+    assert [sample.prompt_id for sample in again] == [sample.prompt_id for sample in made]
+    folder.write_prompts(PromptSet(tuple(replace(p, response=None) for p in prompts), ()))
+    manifest.unlink()
+    with pytest.raises(ConfigError, match=r"data\.mixed_with=fixed found no responses"):
+        samples.prepare_samples(config, target, folder, 0, draft=draft)

@@ -10,6 +10,7 @@ import pytest
 from accelerate.state import AcceleratorState, PartialState
 
 from distillspec.commands import train, train_rank
+from distillspec.commands.samples import prepare_samples
 from distillspec.config import (
     DataConfig,
     DraftConfig,
@@ -21,6 +22,7 @@ from distillspec.config import (
 )
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import PromptSet
+from distillspec.errors import ConfigError
 from distillspec.files import write_json
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.training.schedule import Progress
@@ -109,3 +111,32 @@ def test_ranks_share_the_memory_for_states_and_the_launching_process_takes_none(
         with pytest.raises(InterruptedError):
             attempt()
     assert rooms == [4 * GIB, 0, 2 * GIB]
+
+
+def test_responses_of_the_file_are_looked_for_before_training(
+    target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    AcceleratorState._reset_state()
+    PartialState._reset_state()
+    save_draft(initialise_draft(DraftConfig(layers=1), target), tmp_path / "initial", target)
+    data = DataFolder(tmp_path / "data")
+    data.write_prompts(PromptSet((Prompt("a", (1, 2)),), (Prompt("b", (1, 3)),)))
+    monkeypatch.setattr(train, "Trainer", ResumedTrainer)
+    mixed = replace(CONFIG, data=DataConfig(source="mixed", mixed_with="fixed", prompts="f.jsonl"), resume=None)
+    held_out = [Sample("b", "d", (1, 3), (4, 5), None)]
+    with pytest.raises(ConfigError, match=r"data\.mixed_with=fixed found no responses"):
+        train.train(mixed, tmp_path, target, data, [], held_out)
+
+
+def test_a_typed_signal_is_the_caches_own(target: LanguageModel, tmp_path: Path) -> None:
+    data = DataFolder(tmp_path / "data")
+    data.write_prompts(PromptSet((Prompt("a", (1, 2)),), (Prompt("b", (1, 3)),)))
+    prepare_samples(DataConfig(signal="hidden", max_new_tokens=2), target, data, 0)
+    cached = DataConfig(cache=str(data.root), eval_prompts=1, max_new_tokens=2)
+    config, run = replace(CONFIG, data=cached, resume=None), tmp_path / "run"
+    assert len(train.prepare(config, run, target)[1]) == 1, "without a word the cache decides"
+    (run / ".hydra").mkdir(parents=True)
+    (run / ".hydra" / "overrides.yaml").write_text("- data.signal=topk\n")
+    with pytest.raises(ConfigError, match=r"data\.signal=topk: the text of data\.cache=.* with data\.signal=hidden"):
+        train.prepare(config, run, target)
+    assert train.prepare(replace(config, resume=str(run)), run, target)[1], "earlier versions took it"

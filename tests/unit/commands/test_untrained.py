@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from distillspec.commands.untrained import make_acceptance_probe, target_texts
+from distillspec.commands.untrained import make_acceptance_probe, target_texts, texts_of_run
 from distillspec.config import DataConfig
+from distillspec.data.collect import score
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import PromptSet
 from distillspec.data.shards import ShardWriter
 from distillspec.generation import GENERATORS, SlotGenerator
 from distillspec.models import LanguageModel
+from distillspec.signals import SignalRequest
 from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy
 
 TEXT = [Sample("a", "d", (1, 20, 30), (40, 50, 60, 70))]
@@ -55,11 +58,39 @@ def test_the_targets_answers_come_in_the_order_of_their_prompts(
 def test_recorded_samples_come_in_the_order_of_their_prompts(target: LanguageModel, folder: DataFolder) -> None:
     writer = ShardWriter(folder.samples, {"target": asdict(target.identity)}, shard_sequences=4)
     for prompt in reversed(PROMPTS):
-        writer.add(Sample(prompt.id, prompt.domain, prompt.token_ids, (40, 2)))
+        writer.add(Sample(prompt.id, prompt.domain, prompt.token_ids, (40, 2), source="teacher"))
     writer.flush(complete=True)
     recorded = target_texts(DataConfig(cache=str(folder.root)), target, folder, 0)
     assert [s.prompt_id for s in recorded] == [p.id for p in PROMPTS]
     assert {s.response_ids for s in recorded} == {(40, 2)}
+
+
+@pytest.mark.parametrize("on_policy", [False, True])
+def test_text_of_others_chooses_nothing(target: LanguageModel, folder: DataFolder, on_policy: bool) -> None:
+    """Unless the target's signal was recorded with it. On-policy runs read the cache for this alone."""
+    others = [Sample(p.id, p.domain, p.token_ids, (40, 2), source="draft") for p in PROMPTS]
+    (scored,) = score(others[:1], target, SignalRequest("topk", 4), 0)
+    own = replace(others[1], source="teacher")
+    config = DataConfig(cache=str(folder.root), max_new_tokens=4, refresh_prompts=3)
+    for recorded, wanted in (([scored, own, *others[2:]], ["p0", "p1"]), (others, ["p0", "p1", "p2"])):
+        shutil.rmtree(folder.samples, ignore_errors=True)
+        writer = ShardWriter(folder.samples, {"target": asdict(target.identity)}, shard_sequences=1)
+        for sample in recorded:
+            writer.add(sample)
+        writer.flush(complete=True)
+        if on_policy:
+            found = texts_of_run(replace(config, source="draft"), target, folder, 0, [])
+        else:
+            found = texts_of_run(config, target, folder, 0, recorded)
+        assert [s.prompt_id for s in found] == wanted
+        assert all(s.source == "teacher" or s.signal is not None for s in found)
+
+
+def test_fixed_text_without_a_signal_is_joined_by_the_targets(target: LanguageModel, folder: DataFolder) -> None:
+    fixed = [Sample(p.id, p.domain, p.token_ids, (40, 2)) for p in PROMPTS]
+    config = DataConfig(source="fixed", prompts="f.jsonl", signal="none", max_new_tokens=4, refresh_prompts=3)
+    found = texts_of_run(config, target, folder, 0, fixed)
+    assert [s.source for s in found] == ["fixed"] * len(PROMPTS) + ["teacher"] * 3
 
 
 def test_the_target_answers_where_a_cache_has_prompts_alone(target: LanguageModel, folder: DataFolder) -> None:

@@ -58,6 +58,12 @@ def refusal(line: str) -> str | None:
         ("serve online.folder=f", "online.folder=f needs online=on or online=decoupled"),
         ("serve online=decoupled adapt.lora_rank=8", "lora_rank=8 needs online=on; with online=decoupled give it to"),
         ("serve online=decoupled loss=tvd", "loss=tvd needs online=on; with online=decoupled give it to distill adapt"),
+        (
+            "serve online=decoupled adapt.busy_share=.5",
+            "adapt.busy_share=.5 needs distill serve online=on, which starts the trainer itself",
+        ),
+        ("adapt adapt.niceness=3", "adapt.niceness=3 needs distill serve online=on, which starts the trainer itself"),
+        ("adapt once=true adapt.busy_share=.5", "adapt.busy_share=.5 needs distill serve online=on"),
         ("versions action=gc online.keep_versions=9", "keep_versions=9 needs distill serve; .* takes keep=N"),
         (
             "serve engine.proposer=prompt_lookup engine.draft_confidence=.3",
@@ -76,6 +82,8 @@ def refusal(line: str) -> str | None:
         ("replay tenant=acme", "tenant=acme needs action=delete or action=export"),
         ("versions version=v1", "version=v1 needs action=show or action=promote"),
         ("versions keep=9", "keep=9 needs action=gc"),
+        ("versions name=SQL", "name=SQL needs action=rollback or action=withdraw"),
+        ("versions action=promote version=V name=SQL", "name=SQL needs action=rollback or action=withdraw"),
         ("train loss=lk loss.beta=.3", "loss.beta=.3 needs loss=jsd or loss=jsd_kl"),
         ("train loss=jsd loss.eta=7", "loss.eta=7 needs loss=lk_hybrid"),
         ("train loss.mix={fkl:1} loss.kl=.5", "loss.kl=.5 needs loss.mix=null"),
@@ -88,6 +96,27 @@ def refusal(line: str) -> str | None:
         (
             "train evaluation.measure_cost=false evaluation.cost_batches=[4]",
             r"evaluation.cost_batches=\[4\] needs evaluation.measure_cost=true",
+        ),
+        (
+            "train data.cache=d data.temperature=.3",
+            "data.temperature=.3 needs data.cache=null, or data=draft or data=mixed",
+        ),
+        ("train data.cache=d data.top_p=.3", "data.top_p=.3 needs data.cache=null, or data=draft or data=mixed"),
+        ("train data.cache=d data.signal_entries=9", "data.signal_entries=9 needs data.cache=null, or data=draft or"),
+        ("init-draft data.cache=d data.tail_draws=9", "data.tail_draws=9 needs data.cache=null, or data=draft or"),
+        ("train train.unroll=2", "train.unroll=2 needs a draft that reads states and drafts token by token"),
+        ("train draft=block train.unroll_from=.5", "train.unroll_from=.5 needs a draft that reads states and drafts"),
+        (
+            "train draft=medusa train.unroll=2",
+            "train.unroll=2 needs a draft that reads states and drafts token by token",
+        ),
+        (
+            "train draft=scratch train.unroll_decay=.4",
+            "train.unroll_decay=.4 needs a draft that reads the target.s states",
+        ),
+        (
+            "train train.feature_gib=1",
+            r"feature_gib=1 needs a draft that reads the target.s states, .* data.state_ids=\[…\]",
         ),
         ("eval drafts=[d] data.num_prompts=7", "data.num_prompts=7 needs distill train or distill generate"),
         ("eval drafts=[d] data.temperature=.3", "data.temperature=.3 needs distill train or distill generate"),
@@ -111,12 +140,16 @@ def test_a_setting_that_nothing_reads_is_refused(line: str, needs: str) -> None:
         "serve engine.draft_confidence=.3 engine.lengths=step",
         "serve drafts=[a,b] engine.selection=lbss +engine.selection_options.chunk=8",
         "serve engine.proposer=lookup_else_model engine.draft_confidence=.3 +engine.proposer_options.longest=3",
-        "adapt adapt.niceness=3",  # one line of settings for a server and its trainer elsewhere
+        "serve online=on adapt.niceness=3 adapt.busy_share=.5",
+        "serve online=off adapt.niceness=3",
+        "adapt adapt.threads=3 adapt.device=cpu",
         "adapt adapt.positions=weighted adapt.accepted_weight=.5 max_updates=3",
         "generate data=draft draft.path=d data.temperature=.5",
         "bench bench.prompts=[p] url=http://h:1 bench.timeout_s=9 key_env=[A]",
         "replay action=export tenant=acme",
         "versions action=gc keep=9",
+        "versions action=rollback name=SQL",
+        "versions action=withdraw name=SQL",
         "train loss=lk_hybrid loss.eta=7",
         "train data.tail_draws=9 evaluation.cost_batches=[4]",
         "train data.signal=sampled data.signal_entries=9",
@@ -126,6 +159,15 @@ def test_a_setting_that_nothing_reads_is_refused(line: str, needs: str) -> None:
         # The target answers a few training prompts, to choose the vocabulary by.
         "train data=fixed data.prompts=f.jsonl data.signal=none draft.vocabulary=64 data.temperature=.3",
         "init-draft data=fixed data.prompts=f.jsonl draft.vocabulary=64 data.temperature=.3",
+        "train data=draft data.cache=d data.temperature=.3 data.top_p=.9",
+        "train data=mixed data.cache=d data.signal_entries=9 data.tail_draws=2",
+        "train data=fixed data.cache=d data.signal=none draft.vocabulary=64 data.temperature=.3",
+        "init-draft data.cache=d draft.vocabulary=64 data.temperature=.3",
+        "train draft=eagle train.unroll=2 train.unroll_decay=.4 train.unroll_from=.5 train.feature_gib=1",
+        "train draft.features=true train.unroll=2 train.feature_gib=1",
+        "train draft=pretrained draft.path=d train.unroll=2 train.feature_gib=1",  # it may read states
+        "train draft=block train.unroll_decay=.4",
+        "train data.state_ids=[1] train.feature_gib=1",
         "eval drafts=[d] data.max_new_tokens=9 data.eval_prompts=7 sampling.temperature=.3",
     ],
 )

@@ -33,6 +33,13 @@ def test_the_user_turn_prefix_is_the_template_before_the_users_words() -> None:
     assert render_prompt(TOKENIZER, "Tell me")[: len(prefix)] == prefix
 
 
+def test_messages_that_the_template_refuses_are_one_clear_error() -> None:
+    strict = tiny_tokenizer()
+    strict.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}hi"
+    with pytest.raises(ConfigError, match="do not fit the target's chat template: no system role"):
+        render_prompt(strict, [{"role": "system", "content": "Be brief."}])
+
+
 def test_a_tokenizer_without_a_template_gets_the_text_alone() -> None:
     plain = tiny_tokenizer()
     plain.chat_template = None

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from distillspec.config import DataConfig
-from distillspec.data.collect import fixed_samples, held_out_samples, sample_responses, score, with_writer_logprobs
+from distillspec.data.collect import (
+    check_responses,
+    fixed_samples,
+    held_out_samples,
+    sample_responses,
+    score,
+    with_writer_logprobs,
+)
 from distillspec.data.packing import collate
 from distillspec.data.selfprompt import usable, write_prompts
 from distillspec.data.shards import ShardWriter, read_samples
@@ -195,9 +202,20 @@ def test_a_tokenizer_without_an_end_of_sequence_closes_and_pads_all_the_same(tar
         assert torch.equal(one.signal.logprobs, wanted.signal.logprobs)
 
 
-def test_no_response_at_all_names_the_setting(target: LanguageModel) -> None:
-    with pytest.raises(ConfigError, match=r"name their column with data\.response_field"):
-        fixed_samples([Prompt("a", (1,))], target, 4)
+def test_no_response_at_all_names_the_setting() -> None:
+    without = [Prompt("a", (1,)), Prompt("b", (1,), response="")]
+    fixed = DataConfig(source="fixed", prompts="f.jsonl")
+    with pytest.raises(
+        ConfigError, match=r"^data\.source=fixed found no .* name their column with data\.response_field"
+    ):
+        check_responses(fixed, without)
+    mixed = DataConfig(source="mixed", mixed_with="fixed", prompts="f.jsonl")
+    with pytest.raises(ConfigError, match=r"^data\.mixed_with=fixed found no .* with data\.response_field"):
+        check_responses(mixed, without)
+    with pytest.raises(ConfigError, match=r"^data\.mixed_with=fixed: no training prompt of data\.cache=RUN has"):
+        check_responses(replace(mixed, cache="RUN"), without)
+    check_responses(mixed, [*without, Prompt("c", (1,), response="0")])
+    check_responses(DataConfig(), without)
 
 
 def test_held_out_answers_are_made_once_and_come_in_order(target: LanguageModel, tmp_path: Path) -> None:

@@ -167,6 +167,22 @@ def test_numbers_are_answers_too(tmp_path: Path) -> None:
         ([{"prompt": i} for i in range(9)], {}, "data.prompt_field=prompt: row 0 is int, not text or messages"),
         ([{"prompt": ["a", "b"]} for i in range(9)], {}, "row 0 is not a list of messages with role and content"),
         (
+            [{"prompt": [{"role": "user", "content": None}]} for i in range(9)],
+            {},
+            "row 0 is not a list of messages with role and content, both of them text",
+        ),
+        (
+            [{"prompt": [{"role": None, "content": "a"}]} for i in range(9)],
+            {},
+            "row 0 is not a list of messages with role and content, both of them text",
+        ),
+        ([{"prompt": []}] * 9, {}, "row 0 has no messages; give a text, or the user.s messages"),
+        (
+            [{"prompt": [{"role": "assistant", "content": "Hi."}]}] * 9,
+            {},
+            "row 0 has messages of the assistant alone; add the user.s before them",
+        ),
+        (
             [{"prompt": f"{i}?", "response": ["a"]} for i in range(9)],
             {"source": "fixed"},
             "data.response_field=response: row 0 is list, not text",
@@ -179,6 +195,26 @@ def test_what_does_not_fit_is_one_line(
     with pytest.raises(ConfigError, match=said) as refused:
         load(write(tmp_path, rows, "jsonl"), **settings)
     assert "\n" not in str(refused.value)
+
+
+def test_an_answer_at_the_end_of_messages_is_left_to_the_target(tmp_path: Path) -> None:
+    def turns(*said: tuple[str, str]) -> dict[str, Any]:
+        return {"prompt": [{"role": role, "content": content} for role, content in said]}
+
+    opening, answers = ("assistant", "Yes?"), (("assistant", "a"), ("assistant", "b"))
+    rows = [turns(opening, ("user", f"Question {i}?"), *answers) for i in range(6)]
+    text = TOKENIZER.decode(load(write(tmp_path, rows, "jsonl")).train[0].token_ids)
+    assert text.startswith("<|im_start|>assistant\nYes?<|im_end|>\n<|im_start|>user\nQuestion")
+    assert text.endswith("?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_row_that_the_template_refuses_is_named(tmp_path: Path) -> None:
+    strict = tiny_tokenizer()
+    strict.chat_template = "{{ raise_exception('no system role') if messages[0].role == 'system' else 'hi' }}"
+    rows = [{"prompt": [{"role": role, "content": "Be brief."}]} for role in ("user", "system")]
+    path = write(tmp_path, rows, "jsonl")
+    with pytest.raises(ConfigError, match="prompt: row 1 does not fit the target's chat template: no system role"):
+        load_prompts(DataConfig(prompts=path, eval_prompts=1), strict)
 
 
 def test_a_response_column_is_required_only_where_responses_are_used(tmp_path: Path) -> None:

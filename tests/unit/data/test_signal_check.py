@@ -88,3 +88,16 @@ def test_recorded_text_of_another_is_refused_by_name(
     monkeypatch.setattr(signal_check, "read_samples", lambda *args: [spoilt(sample) for sample in sound])
     with pytest.raises(ConfigError, match=r"stop\.text=RUN: .* nats off"):
         signal_check.read_checked(tmp_path, target, "stop.text=RUN")
+
+
+def test_greedy_text_of_another_is_known_by_its_tokens(target: LanguageModel) -> None:
+    """A greedy policy gives every allowed token the probability 1, so that none of them surprises."""
+    asked = [GenerationRequest(Prompt(str(i), tuple(range(20 + i, 30 + i))), 64, seed=i) for i in range(4)]
+    greedy = SamplingPolicy(temperature=0.0)
+    own = [sample for _, sample in SlotGenerator(target).generate(asked, greedy, stop_ids=())]
+    assert strange_text(own, target, greedy) is None
+    few = [replace(sample, response_ids=(*sample.response_ids[:-4], 9, 9, 9, 9)) for sample in own]
+    assert strange_text(few, target, greedy) is None, "an engine's pass rounds otherwise"
+    drawn = [sample for _, sample in SlotGenerator(target).generate(asked, SamplingPolicy(4.0), stop_ids=())]
+    assert f"{target.name} would never write" in str(strange_text(drawn, target, greedy))
+    assert strange_text([replace(drawn[0], response_ids=drawn[0].response_ids[:63])], target, greedy) is None

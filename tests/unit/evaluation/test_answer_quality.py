@@ -99,3 +99,16 @@ def test_tokens_that_a_filter_rules_out_are_counted_apart(random_model: Callable
     assert found.ruled_out == 0.5
     assert found.perplexity == pytest.approx(1.0)
     assert math.isfinite(found.surprise_over_entropy.mean)
+
+
+def test_places_are_even_where_tokens_are_equally_probable(
+    random_model: Callable[..., LanguageModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, chance = random_model("llama", torch.float64), torch.Generator().manual_seed(0)
+    half = torch.zeros(20)
+    half[10:] = -1.0  # ten tokens of .073 each, then ten of .027
+    monkeypatch.setattr(type(target), "logits", lambda self, ids: half.expand(*ids.shape, -1))
+    tokens = torch.multinomial(half.softmax(-1), 2000, replacement=True, generator=chance).tolist()
+    score = likelihood(target, answer_of(tokens), SamplingPolicy(), chance)
+    found = quality([answer_of(tokens)], [score], seed=0)
+    assert found.distance < 2 * found.distance_by_chance

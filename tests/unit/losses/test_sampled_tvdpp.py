@@ -40,6 +40,7 @@ def test_old_text_gives_the_gradient_of_fresh_text_on_average() -> None:
 
 
 def test_the_weight_of_old_text_is_bounded_and_one_where_it_is_unknown() -> None:
+    """A token of probability 0 was not drawn: its weight is 0, not the largest."""
     target, draft, _ = models()
     inputs = LossInputs(draft.expand(VOCAB, -1), target.expand(VOCAB, -1), labels=EVERY, from_draft=DRAWN)
     now = label_view(inputs).draft_logp
@@ -48,5 +49,5 @@ def test_the_weight_of_old_text_is_bounded_and_one_where_it_is_unknown() -> None
         draft.expand(VOCAB, -1), target.expand(VOCAB, -1), labels=EVERY, from_draft=DRAWN, writer_logprobs=then
     )
     e = torch.tensor(1.0, dtype=torch.float64).exp()
-    expected = torch.tensor([1, 1 / e, e, MAX_IMPORTANCE, 1, MAX_IMPORTANCE, 0], dtype=torch.float64)
+    expected = torch.tensor([1, 1 / e, e, MAX_IMPORTANCE, 1, 0, 0], dtype=torch.float64)
     torch.testing.assert_close(importance(label_view(known), known), expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,11 @@ TOKENS = (1, 5, 32)
 
 
 @pytest.fixture(autouse=True)
-def tried_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def tried_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two kinds, which every machine has."""
     monkeypatch.setattr(product_trial, "KINDS", (OneDnnProduct, HalfProduct))
     monkeypatch.setattr(product_trial, "keeps_rows_apart", lambda product, weight: True)
-    product_trial.forget_trials()
-    yield
-    product_trial.forget_trials()
+    monkeypatch.setattr(product_trial, "trials", {})
 
 
 def clock(monkeypatch: pytest.MonkeyPatch, *, onednn: float, half: float) -> list[float]:
@@ -67,6 +64,7 @@ def test_kinds_whose_tokens_change_each_other_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.undo()
+    monkeypatch.setattr(product_trial, "trials", {})
     plain = OneDnnProduct.__call__
 
     def with_rows(self: OneDnnProduct, x: torch.Tensor, bias: Any = None) -> torch.Tensor:

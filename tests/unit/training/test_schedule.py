@@ -100,3 +100,21 @@ def test_the_warm_up_begins_with_the_first_step() -> None:
     config = TrainConfig(max_steps=1, schedule="constant", warmup_fraction=0.04)
     found = [learning_rate_factor(fraction, config, began=0.05) for fraction in (0.05, 0.07, 0.09, 0.5)]
     assert found == pytest.approx([0.01, 0.5, 1.0, 1.0])
+
+
+@given(st.sampled_from(["cosine", "wsd"]), st.floats(0, 0.9), shares, shares)
+def test_the_rate_falls_from_the_end_of_a_late_warm_up(schedule: str, began: float, one: float, other: float) -> None:
+    config = TrainConfig(max_steps=1, schedule=schedule, warmup_fraction=0.05, decay_fraction=0.3)
+    begun = began + 0.05
+    assert learning_rate_factor(begun, config, began) == pytest.approx(1.0, abs=0.01)
+    assert learning_rate_factor(1.0, config, began) == pytest.approx(0.01)
+    early, late = sorted((begun + (1 - begun) * one, begun + (1 - begun) * other))
+    assert learning_rate_factor(early, config, began) >= learning_rate_factor(late, config, began) - 1e-12
+
+
+def test_a_fall_does_not_begin_inside_the_warm_up() -> None:
+    """With began=0.7 the warm-up ends at 0.8, where a third of the fall would be over."""
+    config = TrainConfig(max_steps=1, schedule="wsd", warmup_fraction=0.1, decay_fraction=0.3)
+    assert learning_rate_factor(0.8, config, 0.7) == pytest.approx(1.0)
+    assert learning_rate_factor(0.85, config, 0.7) == pytest.approx(0.01 + 0.99 * (1 - 0.25**0.5))
+    assert learning_rate_factor(0.85, config) == pytest.approx(0.01 + 0.99 * (1 - 0.5**0.5))

@@ -143,3 +143,13 @@ def test_checkpoints_between_evaluations_and_a_run_that_goes_on_from_one(make_tr
 def test_only_the_newest_checkpoints_are_kept(make_trainer, tmp_path: Path) -> None:
     make_trainer(tmp_path, train={"eval_every": 1, "max_steps": 5, "keep_checkpoints": 3}).run()
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [f"step-{n:08d}" for n in (3, 4, 5)]
+
+
+def test_a_damaged_checkpoint_is_not_one_of_those_that_are_kept(make_trainer, tmp_path: Path) -> None:
+    make_trainer(tmp_path).run()
+    (tmp_path / "checkpoints" / "step-00000006" / "state.pt").write_bytes(b"")
+    again = make_trainer(tmp_path, train={"save_every": 1}, **stop_at(5))
+    again.resume()
+    with pytest.raises(Interrupted):
+        again.run()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000004", "step-00000005"]

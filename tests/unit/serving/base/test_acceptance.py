@@ -93,3 +93,21 @@ def test_trials_of_a_source_have_their_ranks_among_its_own() -> None:
     trials = trials_of(TREE, (2,), 2)
     assert ranked_of_source(trials, "draft") == (Trial(1, 0, "draft", False), Trial(1, 1, "draft", True))
     assert ranked_of_source(trials, "lookup") == (Trial(1, 0, "lookup", False), Trial(2, 0, "lookup", False))
+
+
+def test_counts_of_two_are_those_of_all_their_windows() -> None:
+    windows = [
+        [Trial(1, 0, "draft", True), Trial(2, 0, "draft", False), Trial(2, 1, "draft", True)],
+        [Trial(1, 0, "draft", False)],
+        [Trial(1, 0, "draft", True), Trial(2, 0, "draft", True), Trial(3, 0, "draft", False)],
+    ]
+    whole, first, second = AcceptanceCounter(), AcceptanceCounter(), AcceptanceCounter()
+    for place, trials in enumerate(windows):
+        whole.add(trials, emitted=place + 1)
+        (first if place < 2 else second).add(trials, emitted=place + 1)
+    first.merge(second)
+    assert first == whole
+    assert first.by_position == [2 / 3, 1.0, 0.0]
+    second.merge(AcceptanceCounter())
+    assert second.by_position == [1.0, 1.0, 0.0]
+    assert AcceptanceCounter([2, 0], [1, 0]).by_position == [0.5], "nothing was tried behind"

@@ -1,17 +1,19 @@
-"""The engine that `distill serve` builds."""
+"""The engine that `distill serve` builds, and what it refuses before it loads a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from distillspec.config import DraftConfig, EngineConfig, OnlineConfig, ServeCommand, TargetConfig
+from distillspec.config import DraftConfig, EngineConfig, OnlineConfig, ServeCommand, ServerConfig, TargetConfig
+from distillspec.errors import ConfigError
 from distillspec.models import initialise_draft, load_target, save_draft
 from distillspec.serving.base.tree import DRAFT, NGRAM
-from distillspec.serving.commands.serve import load_engine
+from distillspec.serving.commands.serve import load_engine, run
 from distillspec.serving.costs.known import known_costs
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
@@ -20,6 +22,7 @@ from distillspec.serving.online.adaptation import Adaptation
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.proposers.base import versions_of
 from distillspec.serving.proposers.side_by_side import SideBySide
+from distillspec.serving.server.http.keys import ADMIN_KEY, API_KEYS
 
 
 @pytest.fixture
@@ -69,3 +72,24 @@ def test_a_server_that_learns_goes_on_with_the_costs_of_the_one_before(
     assert other.costs is not None
     assert other.costs.step_s(*step) < 0.5 * costs.step_s(*step)
     other.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "keys", "problem"),
+    [
+        ({"drafts_folder": "/nope"}, (), "server.drafts_folder=/nope is not a folder"),
+        ({"tracing": True}, (), "server.tracing=true needs OpenTelemetry"),
+        ({}, (API_KEYS, ADMIN_KEY), "the admin key is an API key too"),
+    ],
+)
+def test_a_mistake_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: dict[str, Any], keys: Sequence[str], problem: str
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "opentelemetry" else find_spec(name))
+    for name in keys:
+        monkeypatch.setenv(name, "one-and-the-same")
+    target = TargetConfig(path=str(tmp_path / "not-looked-for"))
+    with pytest.raises(ConfigError, match=problem):
+        run(ServeCommand(target=target, server=ServerConfig(port=0, **setting)), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []

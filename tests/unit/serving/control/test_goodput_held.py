@@ -20,6 +20,7 @@ from distillspec.serving.control.decision import Decision
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.held_plan import HELD, MOST_HELD, HeldPlan
 from distillspec.serving.costs.live_latency import LiveLatency, RowWork
+from distillspec.serving.costs.table import CostTable
 
 from ..machine import CPU
 
@@ -185,6 +186,36 @@ def test_no_plan_holds_that_reads_a_long_text_first() -> None:
     assert first.predicted_s is not None
     assert following.predicted_s is not None
     assert following.predicted_s < first.predicted_s
+
+
+def test_speculation_that_was_stopped_goes_on_for_rows_that_are_worth_it() -> None:
+    """Drafting makes steps 1.6 times as long as its passes say. Rows of a cheaper draft come.
+
+    It has not read their texts, which takes too long for a trial.
+    """
+    costs = replace(CPU, members={"cheap": CostTable.line(0.0, 1e-4, 1e-4)})
+    controller = GoodputController(4, costs)
+
+    def run(source: str, accepted: int, unread: int = 0) -> Plan:
+        rows = [RowView(f"r{number}", 2100, 4, source=source, unread_tokens=unread) for number in range(2)]
+        view = BatchView(tuple(rows))
+        plan = controller.plan(view)
+        lengths = [row.speculation_length for row in plan.rows]
+        results = [
+            RowResult.chain(row.sequence_id, k, min(k, accepted), min(k, accepted) + 1, source)
+            for row, k in zip(rows, lengths, strict=True)
+        ]
+        draft_s = costs.of_draft(False, source).draft_s([2100] * 2, lengths)
+        target_s = costs.target_s([2100] * 2, lengths)
+        total_s = (target_s + draft_s) * (1.6 if any(lengths) else 1.0)
+        controller.observe(StepResult(tuple(results), view, plan, 0, draft_s, target_s, total_s, 0, {source: draft_s}))
+        return plan
+
+    for number in range(600):
+        run(DRAFT, number % 2)
+    assert not controller.speculation.speculates
+    plans = [run("cheap", 3, unread=2000) for _ in range(2 * HELD)]
+    assert any(row.trees for plan in plans for row in plan.rows)
 
 
 def test_plain_steps_hold_until_a_trial_is_due() -> None:

@@ -100,6 +100,12 @@ def test_wrong_guesses_change_no_token(draft: LanguageModel, make_engine: MakeEn
     assert told == alone
 
 
+def test_a_helper_that_raises_leaves_the_draft_as_it_is(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    alone, _ = drafted(make_engine(draft, **FIXED))
+    told, _ = drafted(staged_on(make_engine(draft, **FIXED), lambda own: [1 // 0]))
+    assert told == alone
+
+
 def test_drawn_answers_follow_the_target(target: LanguageModel, make_engine: MakeEngine) -> None:
     engine = make_engine(
         tree_draft("truncated", target),

@@ -1,12 +1,13 @@
-"""Refusals of the guard: sizes, headers, slow senders, other names of this machine."""
+"""Refusals of the guard: sizes, headers, slow senders, other names of this machine. Which of them are counted."""
 
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from .conftest import Running, Serve, wait_for
+from .conftest import ADMIN_KEY, API_KEY, Running, Serve, wait_for
 from .raw_http import HEAD, connection, exchange, read_until, status_of
 
 BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 2, "temperature": 0}
@@ -116,3 +117,33 @@ def test_named_origins_may_call(serve: Serve) -> None:
     assert good.headers["access-control-allow-origin"] == "https://good.example"
     bad = running.http.options("/v1/completions", headers={**ask, "Origin": "https://evil.example"})
     assert "access-control-allow-origin" not in bad.headers
+
+
+def refusals(running: Running) -> dict[str, int]:
+    """Return the refusals that were counted, by reason, without those of which there are none."""
+    text = running.http.get("/metrics").text
+    found = re.findall(r'^distillspec:requests_refused_total\{.*reason="(\w+)"\} (\d+)', text, re.MULTILINE)
+    return {reason: int(count) for reason, count in found if int(count)}
+
+
+def test_refused_keys_and_requests_for_the_model_are_counted(guarded: Running) -> None:
+    own = {"Authorization": f"Bearer {API_KEY}"}
+    for path in ("/v1/models", "/admin/drafts", "/dashboard/events", "/tokenize"):
+        guarded.http.request("POST" if path == "/tokenize" else "GET", path)
+    assert refusals(guarded) == {"unauthorised": 4}
+    for path in ("/v1/completions", "/tokenize", "/detokenize"):
+        assert guarded.http.post(path, json={"what": 1}, headers=own).status_code == 400
+    assert guarded.http.get("/v1/models/other", headers=own).status_code == 404
+    assert refusals(guarded) == {"unauthorised": 4, "invalid": 3, "other": 1}
+    for path in ("/favicon.ico", "/v1/nothing", "/tokenizer", "/admin/nothing"):
+        assert guarded.http.get(path, headers=own).status_code == 404
+    assert refusals(guarded) == {"unauthorised": 4, "invalid": 3, "other": 1}, "nobody asked for anything"
+
+
+def test_a_probe_of_a_server_that_drains_is_no_refused_request(guarded: Running) -> None:
+    guarded.http.post("/admin/drain", headers={"Authorization": f"Bearer {ADMIN_KEY}"})
+    assert [guarded.http.get("/health").status_code for _ in range(3)] == [503] * 3
+    assert refusals(guarded) == {}
+    asked = guarded.http.post("/v1/completions", json=BODY, headers={"Authorization": f"Bearer {API_KEY}"})
+    assert asked.status_code == 503
+    assert refusals(guarded) == {"draining": 1}

@@ -67,6 +67,16 @@ def test_splitting_ends_where_throughput_drops_clearly(rates: dict[int, float], 
     assert all(later - earlier in (0, 1) for earlier, later in pairwise(found[: found.index(max(found)) + 1]))
 
 
+def test_steps_of_too_few_rows_say_nothing_of_a_number() -> None:
+    """Four rows are never split in seven, so their steps are no trial of that."""
+    batches = MicroBatches(FIND)
+    while (count := batches.count(7)) < 5:
+        batches.observe(7, 100, 1 / count)
+    for _ in range(3 * TRIAL):
+        batches.observe(4, 100, 1e3)
+    assert batches.count(7) == 5
+
+
 def test_the_number_is_found_again_under_another_load() -> None:
     batches = MicroBatches(FIND)
     chosen = {}

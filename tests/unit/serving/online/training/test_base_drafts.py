@@ -13,6 +13,7 @@ from distillspec.config import DraftConfig, TargetConfig
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, initialise_draft, load_draft, read_metadata, save_draft
 from distillspec.models.checkpoint import TargetRecord
+from distillspec.models.stop_head import StopHead
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -75,3 +76,15 @@ def test_versions_of_token_drafts_hold_no_embeddings(
     assert not any("embed_tokens" in name for name in load_file(version.path / "model.safetensors"))
     embeddings = load_draft(version.path, target).model.get_input_embeddings().weight
     assert torch.equal(embeddings, target.model.get_input_embeddings().weight)
+
+
+def test_updates_leave_out_what_was_taught_of_the_weights_before(
+    settings: OnlineSettings, small_draft: LanguageModel, target: LanguageModel, replay: ReplayLog, answer: Answer
+) -> None:
+    taught = replace(small_draft, stop=StopHead("probs", 8, 8, small_draft.width).eval())
+    registry = VersionRegistry(settings.layout.versions)
+    first = registry.promote(registry.add(lambda folder: save_draft(taught, folder, target)).name, "first draft")
+    fill(replay, answer, 6)
+    (version,) = run_trainer(replace(changed(settings), target=TINY), lambda: False, once=True)
+    assert "stop" in read_metadata(first.path)
+    assert "stop" not in read_metadata(version.path)

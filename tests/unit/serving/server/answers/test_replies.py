@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from distillspec.serving.base.requests import TokenLogprob
 from distillspec.serving.sequences.detokenize import Detokenizer
 from distillspec.serving.server.answers.replies import ChatReplies, CompletionReplies, Head
@@ -31,7 +33,17 @@ def test_completions_place_each_token_in_the_text() -> None:
     assert choice["text"] == "".join(found["tokens"]) == " the theme the."
     placed = zip(found["tokens"], found["text_offset"], strict=True)
     assert all(choice["text"].startswith(token, place) for token, place in placed)
-    assert found["top_logprobs"] == [{" the": -1.0, "the": -2.0}] * len(IDS)
+    assert found["top_logprobs"] == [{" the": -1.0, "the": -2.0, text: -1.0} for text in found["tokens"]]
+
+
+def test_completions_name_the_written_token_beside_the_best_ones() -> None:
+    """OpenAI returns up to `logprobs` + 1 of them. A token with a penalty, or by chance, is none of the best."""
+    entries = (TokenLogprob(PLAIN, -7.0, {SPACED: -0.5}), TokenLogprob(SPACED, -0.5, {SPACED: -0.5}))
+    delta = Delta(0, (PLAIN, SPACED), ("plain",) * 2, "the the", entries, "stop", None)
+    found = CompletionReplies(HEAD, CODEC, 1, True).choice(delta)["logprobs"]
+    assert found["top_logprobs"] == [{" the": -0.5, "the": -7.0}, {" the": -0.5}]
+    bare = replace(delta, logprobs=tuple(replace(entry, best={}) for entry in entries))  # of logprobs=0
+    assert CompletionReplies(HEAD, CODEC, 1, True).choice(bare)["logprobs"]["top_logprobs"] is None
 
 
 def test_chats_show_spaces_in_tokens_and_bytes() -> None:

@@ -215,6 +215,7 @@ def test_a_dead_engine_is_reported_at_once(serve: Serve, monkeypatch: pytest.Mon
     assert "the device is lost" in error["message"]
     assert running.http.get("/health").status_code == 503
     assert running.complete().status_code == 503
+    assert 'requests_refused_total{model_name="tiny",reason="engine_dead"} 1.0' in running.http.get("/metrics").text
     wait_for(lambda: b'engine_up{model_name="tiny"} 0.0' in running.state.metrics.text())
 
 

@@ -36,6 +36,43 @@ def test_an_unusable_key_file_is_refused_without_quoting_it(tmp_path: Path, text
         load_api_keys(ServerConfig(api_key_file=str(tmp_path / "none")))
 
 
+KEY, OTHER = "one-and-the-same", "another-secret"
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "problem"),
+    [
+        (f"alice:{OTHER}\nalice:{KEY}\nbob:{KEY}\n", "", "API keys 2 and 3 are the same for two names"),
+        (f"alice:{KEY}\n{KEY}\n", "", "API keys 1 and 2 are the same for two names"),
+        (f"alice:{KEY}\n", f"{OTHER},{KEY}", "API keys 1 and 3 are the same for two names"),
+        (f"alice:{OTHER}\n:{KEY}\n", "", "API key 2 has an empty name; write NAME:KEY"),
+    ],
+)
+def test_a_key_of_two_names_or_of_none_is_refused_by_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, environment: str, problem: str
+) -> None:
+    (tmp_path / "keys").write_text(text)
+    monkeypatch.setenv(API_KEYS, environment)
+    with pytest.raises(ConfigError, match=problem) as refusal:
+        load_api_keys(ServerConfig(api_key_file=str(tmp_path / "keys")))
+    assert KEY not in str(refusal.value)
+    assert OTHER not in str(refusal.value)
+
+
+def test_a_key_may_be_listed_twice_for_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text(f"default:{KEY}\n{KEY}\n")
+    monkeypatch.setenv(API_KEYS, KEY)
+    assert load_api_keys(ServerConfig(api_key_file=str(tmp_path / "keys"))).tenant(KEY) == "default"
+
+
+def test_a_client_has_not_the_admin_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADMIN_KEY, KEY)
+    with pytest.raises(ConfigError, match="the admin key is an API key too") as refusal:
+        load_admin_key(ServerConfig(), KeyRing([("alice", OTHER), ("bob", KEY)]))
+    assert KEY not in str(refusal.value)
+    assert load_admin_key(ServerConfig(), KeyRing([("alice", OTHER)])).tenant(KEY) == "admin"
+
+
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
 

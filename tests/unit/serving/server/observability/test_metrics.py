@@ -133,6 +133,17 @@ def test_documents_name_only_metrics_that_exist(untouched: bytes, file: str) -> 
     assert names - exposed == set()
 
 
+def test_acceptance_is_of_the_tokens_that_were_judged() -> None:
+    """Of all drafted tokens it would fall with every longer plan: those behind a rejection are never tried."""
+    alerts = (DEPLOY / "prometheus-alerts.yml").read_text().split("- alert: ")
+    board = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    shares = [each for each in [*alerts, *queries] if "accepted" in each and "position" not in each]
+    assert len(shares) > 3
+    assert all(each.count("draft_tokens_accepted_total") == each.count("draft_tokens_judged_total") for each in shares)
+    assert not any("spec_decode_num" in each for each in shares)
+
+
 def test_the_grafana_dashboard_is_whole() -> None:
     board = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
     panels = board["panels"]

@@ -65,6 +65,14 @@ def test_drafts_are_listed_loaded_and_rolled_back(admin: Running) -> None:
     assert admin.complete(speculation={"draft": first}).status_code == 200
 
 
+def test_a_draft_that_is_loaded_again_is_no_further_step_back(admin: Running) -> None:
+    first = call(admin, "POST", "drafts/load", {"draft": "one"})["version"]
+    for _ in range(2):
+        call(admin, "POST", "drafts/load", {"draft": "two"})
+    assert call(admin, "POST", "drafts/rollback")["version"] == first
+    assert call(admin, "POST", "drafts/rollback")[0] == 404
+
+
 @pytest.mark.parametrize(
     "name", ["../secret", "..", ".", "link", "empty", "/etc", "one/../two", "one\0", "ONE ", "a" * 201, "~", "%2e%2e"]
 )

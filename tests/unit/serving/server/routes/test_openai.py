@@ -250,6 +250,32 @@ def test_unsupported_fields_without_effect_are_accepted(served: Running) -> None
     assert served.chat(**nothing, parallel_tool_calls=None).status_code == 200
 
 
+NOTES: dict[str, Any] = {
+    "metadata": {"run": "3"},
+    "prompt_cache_key": "k",
+    "safety_identifier": "s",
+    "stream_options": {"include_obfuscation": True},
+}
+
+
+@pytest.mark.parametrize("route", ["complete", "chat"])
+def test_a_clients_own_notes_are_taken_and_change_nothing(served: Running, route: str) -> None:
+    def written(**fields: Any) -> str:
+        choices = [piece["choices"][0] for piece in events(getattr(served, route)(**fields, stream=True))]
+        return "".join(choice.get("text") or choice.get("delta", {}).get("content", "") for choice in choices)
+
+    assert written(**NOTES) == written() != ""
+    assert refused(served.complete(metadata={"run": 3}))["param"] == "metadata.run"
+    assert refused(served.complete(metadata={str(i): "x" for i in range(17)}))["param"] == "metadata"
+
+
+@pytest.mark.parametrize("field", ["tools", "functions"])
+def test_tools_are_said_to_be_unsupported(served: Running, field: str) -> None:
+    error = refused(served.chat(**{field: [{"type": "function", "function": {"name": "f"}}]}))
+    assert (error["param"], error["code"]) == (field, "unsupported_parameter")
+    assert error["message"] == f"{field} is not supported by this server"
+
+
 def test_a_context_that_is_full_has_openais_code(served: Running) -> None:
     assert refused(served.complete(prompt="x" * 300))["code"] == "context_length_exceeded"
 
