@@ -14,15 +14,13 @@ from distillspec.serving.base.plans import StepResult, decoding_rows
 from distillspec.serving.base.rows import RowView
 from distillspec.serving.costs.drafted import Ints
 from distillspec.serving.costs.table import Floats
-from distillspec.serving.selection.accepting import Accepting, features, sigmoid
+from distillspec.serving.selection.accepting import features, sigmoid
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of
 from distillspec.serving.selection.batch import NONE, Batch, Prospect
+from distillspec.serving.selection.estimate import DraftsAcceptance
 
 LEARN_EVERY = 16  # steps whose trials are learnt from together, and between two reviews of the rows' drafts
 REVIEW = 16  # tokens that a draft writes for an answer before the answer may get another one
-STRENGTH = 30.0  # trials that the estimate by features is worth beside a request's own
-ALIKE = 0.35  # of what a request's trials of other drafts say against the estimate holds for a draft too
-MOST_OFFSET = 1.0  # log-odds
 LEAST_LEFT = 32  # tokens that an answer is taken to write still. As many as it has written, where those are more
 
 
@@ -55,11 +53,7 @@ class GoodputSelection(SelectionState):
     def __init__(self, parts: SelectionParts, fast_switching: bool = True) -> None:
         super().__init__()
         self.parts, self.fast_switching = parts, fast_switching
-        # Text that is hard for one draft is hard for all: what they have in common is told apart from what each adds.
-        self._common = Accepting()
-        self._drafts: dict[str, Accepting] = {}
-        self._shapes: dict[str, tuple[list[int], list[int]]] = {}  # tried and accepted, by position
-        self._relative: dict[str, Floats] = {}  # acceptance of each position over that of all
+        self._acceptance = DraftsAcceptance(parts.expected, parts.most)
         self._blocks = set[str]()  # drafts that draft all tokens in one pass
         self._answers: dict[str, Answer] = {}
         self._reviewed_at, self._reviewed = 0, 0  # the step, and its rows
@@ -87,38 +81,25 @@ class GoodputSelection(SelectionState):
             answer.own[source] = tried + len(trials), before + accepted
             steps, tried, before = answer.new.get(source, (0, 0, 0))
             answer.new[source] = steps + 1, tried + len(trials), before + accepted
-            tried_at, accepted_at = self._shapes.setdefault(source, ([0] * self.parts.most, [0] * self.parts.most))
-            for trial in trials:
-                if trial.depth <= self.parts.most:
-                    tried_at[trial.depth - 1] += 1
-                    accepted_at[trial.depth - 1] += trial.accepted
+            self._acceptance.saw(source, trials)
         alive = self.passed(result)
         if self.steps % LEARN_EVERY == 0:
-            self._learn()
+            for answer in self._answers.values():
+                self._learn_from(answer)
         if alive is not None:
             self._answers = {name: answer for name, answer in self._answers.items() if name in alive}
 
-    def _learn(self) -> None:
-        """Learn from the trials of the last steps. Positions are looked at again."""
-        for answer in self._answers.values():
-            self._learn_from(answer)
-        self._relative.clear()
-
     def _learn_from(self, answer: Answer) -> None:
         for source, (steps, tried, accepted) in answer.new.items():
-            draft = self._draft(source)
-            self._common.learn(answer.known, tried, accepted, steps, draft.log_odds(answer.known)[0])
-            draft.learn(answer.known, tried, accepted, steps, self._common.log_odds(answer.known)[0])
+            self._acceptance.learn(source, answer.known, steps, tried, accepted)
         answer.new.clear()
 
     def draft_changed(self, change: DraftChange) -> None:
         source = change.source
         self._blocks.discard(source)
-        if (draft := self._drafts.get(source)) is not None:
-            draft.change(change.acceptance)
-            self._shapes.pop(source, None)
-            self._relative.pop(source, None)
+        self._acceptance.changed(change)
         for answer in self._answers.values():
+            answer.prospect = None
             answer.own.pop(source, None)
             answer.new.pop(source, None)
 
@@ -137,7 +118,7 @@ class GoodputSelection(SelectionState):
     def _begun(self, row: RowView, rows: Sequence[RowView]) -> Answer:
         """Return a new answer with its first draft, drawn by what its drafts may be worth beside the others'."""
         known, names, draws = features(row), self._names(rows), Random(f"{self.parts.seed}/{row.sequence_id}")
-        found = [self._log_odds(name, known) for name in names]
+        found = [self._acceptance.log_odds(name, known) for name in names]
         mean = [sigmoid(log_odds) for log_odds, _ in found]
         drawn = [sigmoid(log_odds + draws.gauss(0, 1) * deviation) for log_odds, deviation in found]
         others = [other for other in rows if other is not row and other.sequence_id in self._answers]
@@ -157,10 +138,8 @@ class GoodputSelection(SelectionState):
         """Return True if drafts are to be reviewed: some steps have passed, or rows that shared a draft have left."""
         if self.steps >= self._reviewed_at + LEARN_EVERY:
             return True
-        left = len(rows) < self._reviewed
-        return (
-            left and len({self._answers[row.sequence_id].draft for row in rows if row.sequence_id in self._answers}) > 1
-        )
+        answers = [self._answers.get(row.sequence_id) for row in rows]
+        return len(rows) < self._reviewed and len({answer.draft for answer in answers if answer is not None}) > 1
 
     def _review(self, rows: Sequence[RowView]) -> None:
         """Let answers switch to the drafts that are best for all rows together, if that pays."""
@@ -169,9 +148,9 @@ class GoodputSelection(SelectionState):
         if len(names) < 2 or not running:
             return
         answers = [self._answers[row.sequence_id] for row in running]
-        for row, answer in zip(running, answers, strict=True):
-            answer.prospect = names, self._prospect(row, names, self._own(answer, names))
-            answer.belief = sigmoid(self._log_odds(answer.draft, answer.known)[0])
+        for answer in answers:
+            answer.prospect = None
+            answer.belief = self._acceptance.chance(answer.draft, answer.known)
         settled = [row.context_tokens >= answer.since + REVIEW for row, answer in zip(running, answers, strict=True)]
         batch = self._batch([self._prospect_of(row, names) for row in running], names)
         best = batch.best(self._places(running, names), numpy.array(settled))
@@ -189,7 +168,7 @@ class GoodputSelection(SelectionState):
             answer.coming = None
         elif option.unread_tokens <= ALONG or not self.fast_switching:
             answer.draft, answer.coming, answer.since = option.source, None, row.context_tokens
-            answer.belief = sigmoid(self._log_odds(answer.draft, answer.known)[0])
+            answer.belief = self._acceptance.chance(answer.draft, answer.known)
 
     def _names(self, rows: Sequence[RowView]) -> list[str]:
         """Return the drafts that could draft for any of these rows."""
@@ -211,7 +190,8 @@ class GoodputSelection(SelectionState):
         """Return what drafts would bring an answer, as it was known at its last review."""
         answer = self._answers[row.sequence_id]
         if answer.prospect is None or answer.prospect[0] != names:
-            answer.prospect = names, self._prospect(row, names, self._own(answer, names))
+            chances = self._acceptance.chances(answer.known, answer.own, names)
+            answer.prospect = names, self._prospect(row, names, chances)
         return answer.prospect[1]
 
     def _prospect(self, row: RowView, names: Sequence[str], chances: Sequence[float]) -> Prospect:
@@ -222,48 +202,9 @@ class GoodputSelection(SelectionState):
             place = names.index(option.source)
             if option.at_once:
                 self._blocks.add(option.source)
-            survival = numpy.minimum(1.0, chances[place] * self._by_position(option.source)).cumprod()
+            survival = self._acceptance.survival(option.source, chances[place])
             survival[option.limit :] = 0.0
             tokens[place] = survival.cumsum()
             reading_s[place] = latency.reading_s(option.unread_tokens, option.source)
         left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
         return Prospect(tokens, tokens[:, 0] > 0, reading_s, left, row.context_tokens)
-
-    def _own(self, answer: Answer, names: Sequence[str]) -> list[float]:
-        """Return P(accepted) of each draft for an answer.
-
-        Beside a draft's own trials, those of the others count for a part: a text may be harder for all drafts.
-        """
-        before = {name: self._log_odds(name, answer.known)[0] for name in dict.fromkeys([*names, *answer.own])}
-        misses, doubts = dict[str, float](), dict[str, float]()
-        for name, (tried, accepted) in answer.own.items():
-            chance = sigmoid(before[name])
-            misses[name], doubts[name] = accepted - tried * chance, tried * chance * (1 - chance)
-        found = []
-        for name in names:
-            miss = sum(misses.values()) - misses.get(name, 0.0)
-            doubt = sum(doubts.values()) - doubts.get(name, 0.0)
-            offset = ALIKE * miss / (doubt + STRENGTH / 4)
-            chance = sigmoid(before[name] + max(-MOST_OFFSET, min(MOST_OFFSET, offset)))
-            tried, accepted = answer.own.get(name, (0, 0))
-            found.append((accepted + STRENGTH * chance) / (tried + STRENGTH))
-        return found
-
-    def _log_odds(self, source: str, known: Floats) -> tuple[float, float]:
-        """Return the mean log-odds of acceptance, and the standard deviation of what the draft adds to them."""
-        mean, deviation = self._draft(source).log_odds(known)
-        return self._common.log_odds(known)[0] + mean, deviation
-
-    def _by_position(self, source: str) -> Floats:
-        """Return the acceptance of each position over that of all."""
-        if source not in self._relative:
-            found = self._shapes.get(source, ([0] * self.parts.most, [0] * self.parts.most))
-            tried, accepted = numpy.array(found, dtype=float)
-            mean = (accepted.sum() + 1) / (tried.sum() + 2)
-            self._relative[source] = (accepted + STRENGTH * mean) / (tried + STRENGTH) / mean
-        return self._relative[source]
-
-    def _draft(self, source: str) -> Accepting:
-        if source not in self._drafts:
-            self._drafts[source] = Accepting.expecting(self.parts.expected.get(source))
-        return self._drafts[source]

@@ -1,4 +1,4 @@
-"""Text and bytes of single tokens are those that they have inside a text, whatever the tokenizer's kind."""
+"""Text and bytes of single tokens are those that they have inside a text. What the chat template refuses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from distillspec.models.tiny import tiny_tokenizer
 from distillspec.serving.server.answers.text import TextCodec
+from distillspec.serving.server.http.errors import ApiError
 
 from .spaced_tokenizer import llama_decoder, spaced_tokenizer
 
@@ -66,3 +67,11 @@ def test_a_token_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert codec.token_text(260) == first
     assert bytes(codec.token_bytes(260)).decode() == first
     assert len(calls) == made
+
+
+def test_messages_that_the_template_refuses_are_the_clients_mistake() -> None:
+    strict = tiny_tokenizer()
+    strict.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}hi"
+    with pytest.raises(ApiError, match="the model's chat template refuses these messages: no system role") as refusal:
+        TextCodec(strict, 100).render([{"role": "system", "content": "Be brief."}])
+    assert (refusal.value.status, refusal.value.param) == (400, "messages")

@@ -1,0 +1,99 @@
+"""Acceptance of several drafts: what their texts have in common, what each draft adds, and how it falls by position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy
+
+from distillspec.serving.base.acceptance import Trial
+from distillspec.serving.base.draft_change import DraftChange
+from distillspec.serving.costs.table import Floats
+from distillspec.serving.selection.accepting import Accepting, sigmoid
+
+STRENGTH = 30.0  # trials that the estimate by features is worth beside a request's own
+ALIKE = 0.35  # of what a request's trials of other drafts say against the estimate holds for a draft too
+MOST_OFFSET = 1.0  # log-odds
+
+Tried = Mapping[str, tuple[int, int]]  # tried and accepted tokens of each draft
+
+
+class DraftsAcceptance:
+    """P(a token is accepted) of each draft, by the features of a request.
+
+    Text that is hard for one draft is hard for all: what they have in common is told apart from what each adds.
+
+    Args:
+        expected: α of drafts by their own evaluation, as far as it is known.
+        most: the longest chain.
+    """
+
+    def __init__(self, expected: Mapping[str, float], most: int) -> None:
+        self.expected, self.most = expected, most
+        self._common = Accepting()
+        self._drafts: dict[str, Accepting] = {}
+        self._positions: dict[str, Floats] = {}  # tried and accepted `[2, most]`
+        self._relative: dict[str, Floats] = {}  # acceptance of each position over that of all
+
+    def log_odds(self, source: str, known: Floats) -> tuple[float, float]:
+        """Return the mean log-odds of acceptance, and the standard deviation of what the draft adds to them."""
+        mean, deviation = self._draft(source).log_odds(known)
+        return self._common.log_odds(known)[0] + mean, deviation
+
+    def chance(self, source: str, known: Floats) -> float:
+        """Return P(accepted) at the mean of the log-odds."""
+        return sigmoid(self.log_odds(source, known)[0])
+
+    def chances(self, known: Floats, own: Tried, sources: Sequence[str]) -> list[float]:
+        """Return P(accepted) of each draft for a request with trials of its own.
+
+        Those of the other drafts count for a part: a text may be harder for all of them.
+        """
+        before = {name: self.log_odds(name, known)[0] for name in dict.fromkeys([*sources, *own])}
+        misses, doubts = dict[str, float](), dict[str, float]()
+        for name, (tried, accepted) in own.items():
+            chance = sigmoid(before[name])
+            misses[name], doubts[name] = accepted - tried * chance, tried * chance * (1 - chance)
+        found = []
+        for name in sources:
+            miss = sum(misses.values()) - misses.get(name, 0.0)
+            doubt = sum(doubts.values()) - doubts.get(name, 0.0)
+            offset = ALIKE * miss / (doubt + STRENGTH / 4)
+            chance = sigmoid(before[name] + max(-MOST_OFFSET, min(MOST_OFFSET, offset)))
+            tried, accepted = own.get(name, (0, 0))
+            found.append((accepted + STRENGTH * chance) / (tried + STRENGTH))
+        return found
+
+    def survival(self, source: str, chance: float) -> Floats:
+        """Return P(the first 1 … `most` tokens are all accepted), where a token is with this chance in the mean."""
+        if source not in self._relative:
+            tried, accepted = self._positions.get(source, numpy.zeros((2, self.most)))
+            mean = (accepted.sum() + 1) / (tried.sum() + 2)
+            self._relative[source] = (accepted + STRENGTH * mean) / (tried + STRENGTH) / mean
+        return numpy.minimum(1.0, chance * self._relative[source]).cumprod()
+
+    def learn(self, source: str, known: Floats, steps: int, tried: int, accepted: int) -> None:
+        """Learn from the trials of a request in so many steps."""
+        draft = self._draft(source)
+        self._common.learn(known, tried, accepted, steps, draft.log_odds(known)[0])
+        draft.learn(known, tried, accepted, steps, self._common.log_odds(known)[0])
+        self._relative.pop(source, None)
+
+    def saw(self, source: str, trials: Iterable[Trial]) -> None:
+        """Count trials by their positions. `survival` follows once the draft has learnt."""
+        counts = self._positions.setdefault(source, numpy.zeros((2, self.most)))
+        for trial in trials:
+            if trial.depth <= self.most:
+                counts[:, trial.depth - 1] += 1, trial.accepted
+
+    def changed(self, change: DraftChange) -> None:
+        """Go on for a draft that is another now."""
+        if (draft := self._drafts.get(change.source)) is not None:
+            draft.change(change.acceptance)
+        self._positions.pop(change.source, None)
+        self._relative.pop(change.source, None)
+
+    def _draft(self, source: str) -> Accepting:
+        if source not in self._drafts:
+            self._drafts[source] = Accepting.expecting(self.expected.get(source))
+        return self._drafts[source]

@@ -1,0 +1,77 @@
+"""Acceptance of several drafts: shared difficulty, own trials, positions, changes."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from distillspec.serving.base.acceptance import Trial
+from distillspec.serving.base.draft_change import DraftChange
+from distillspec.serving.costs.table import Floats
+from distillspec.serving.selection.accepting import features
+from distillspec.serving.selection.estimate import DraftsAcceptance
+
+from .steps import row
+
+MATHS, SQL = (features(row("1/0", domain=domain)) for domain in ("maths", "sql"))
+
+
+def learnt(chances: dict[tuple[str, str], float]) -> DraftsAcceptance:
+    """Return what is known after forty requests of each draft and domain."""
+    found, known = DraftsAcceptance({}, 4), {"maths": MATHS, "sql": SQL}
+    for _ in range(40):
+        for (draft, domain), chance in chances.items():
+            found.learn(draft, known[domain], 20, 60, round(60 * chance))
+    return found
+
+
+def test_it_learns_each_draft_on_each_domain() -> None:
+    truth = {("a", "maths"): 0.7, ("a", "sql"): 0.3, ("b", "maths"): 0.4, ("b", "sql"): 0.6}
+    found = learnt(truth)
+    for (draft, domain), chance in truth.items():
+        assert found.chance(draft, MATHS if domain == "maths" else SQL) == pytest.approx(chance, abs=0.06)
+
+
+def test_text_that_is_hard_for_one_draft_is_expected_to_be_hard_for_another() -> None:
+    found = learnt({("a", "maths"): 0.7, ("b", "maths"): 0.7, ("a", "sql"): 0.3})
+    assert found.chance("b", SQL) < found.chance("b", MATHS) - 0.1, "it was never tried on SQL"
+
+
+def test_an_evaluation_is_where_a_draft_starts() -> None:
+    found = DraftsAcceptance({"a": 0.7}, 4)
+    assert found.chance("a", MATHS) == pytest.approx(0.7)
+    assert found.chance("b", MATHS) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("accepted", "above"), [(55, True), (5, False)])
+def test_a_requests_trials_of_one_draft_say_a_part_for_the_others(accepted: int, above: bool) -> None:
+    found = learnt({("a", "maths"): 0.5, ("b", "maths"): 0.5})
+    alone, (own, other) = found.chance("b", MATHS), found.chances(MATHS, {"a": (60, accepted)}, ["a", "b"])
+    assert (own > other > alone) if above else (own < other < alone)
+    assert abs(other - alone) < 0.5 * abs(own - alone)
+
+
+def survival(found: DraftsAcceptance, chance: float = 0.6) -> Floats:
+    return found.survival("a", chance)
+
+
+def test_survival_follows_the_positions_that_were_seen() -> None:
+    found = DraftsAcceptance({}, 3)
+    assert survival(found) == pytest.approx([0.6, 0.36, 0.216])
+    for number in range(600):
+        found.saw("a", [Trial(1, 0, "a", number % 10 < 6), Trial(2, 0, "a", number % 10 < 3)])
+    found.learn("a", MATHS, 100, 1200, 540)
+    first, second, third = survival(found, 0.45)
+    assert first == pytest.approx(0.6, abs=0.03)
+    assert second / first == pytest.approx(0.3, abs=0.03)
+    assert third < second
+
+
+def test_another_draft_under_a_name_is_learnt_anew() -> None:
+    found = learnt({("a", "maths"): 0.9})
+    found.saw("a", [Trial(1, 0, "a", True)] * 300)
+    found.changed(DraftChange("a"))
+    assert numpy.diff(numpy.log(survival(found))) == pytest.approx([numpy.log(0.6)] * 3), "positions are forgotten"
+    for _ in range(4):
+        found.learn("a", MATHS, 20, 60, 12)
+    assert found.chance("a", MATHS) < 0.6
