@@ -25,7 +25,7 @@ TYPICAL = 2  # tokens of a row over which the cost of verifying one is taken
 
 
 class Prospect(NamedTuple):
-    """What each of m drafts would bring one row."""
+    """Tokens that each of m drafts would bring one row, and what they take."""
 
     tokens: Floats  # `[m, L]`, that chains of 1 … L tokens are expected to add
     able: Bools  # `[m]`, drafts that may draft for the row
