@@ -66,9 +66,10 @@ class NamedSources:
         """
         self._list, self._names = prices, [row.sequence_id for row in view.rows]
         self._until = step if view.prefill_tokens else step + HELD
-        if self._second_at is None or step >= self._second_at + SECOND_EVERY:
-            begins, self._second_at = self._second_at is None, step
-            return not begins
+        if self._second_at is None:
+            self._second_at = step - 1  # none is tried with the first list
+        if step >= self._second_at + SECOND_EVERY:
+            self._second_at = step
         return step == self._second_at
 
     def kept(self, view: BatchView, step: int) -> PriceList | None:

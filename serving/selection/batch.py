@@ -145,10 +145,9 @@ class Batch:
         if self.fixed is not None:
             lengths = lengths[min(self.fixed, len(lengths)) - 1 :][:1]
         found = self.tokens[..., lengths - 1] - price * self.node_s * lengths
-        at = found.argmax(2)
-        reading = self.reading_s * (1 + numpy.take_along_axis(self.tokens, lengths[at][..., None] - 1, 2)[..., 0])
-        best = numpy.take_along_axis(found, at[..., None], 2)[..., 0] - price * reading / self.left[:, None]
-        return numpy.where(self.able, best, NOTHING)
+        written = 1 + numpy.take_along_axis(self.tokens, lengths[found.argmax(2)][..., None] - 1, 2)[..., 0]
+        reading_s = self.reading_s * written / self.left[:, None]  # a step's share
+        return numpy.where(self.able, found.max(2) - price * reading_s, NOTHING)
 
     def _verifying_s(self, nodes: int) -> float:
         """Return the seconds that drafted tokens add to the target's pass."""

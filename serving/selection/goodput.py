@@ -124,14 +124,15 @@ class GoodputSelection(SelectionState):
         others = [other for other in rows if other is not row and other.sequence_id in self._answers]
         beside = [self._prospect_of(other, names) for other in others]
         own = numpy.append(self._places(others, names), NONE)
-        expected, hoped = (self._batch([*beside, self._prospect(row, names, each)], names) for each in (mean, drawn))
+        prospects = [self._prospect(row, names, each) for each in (mean, drawn)]
+        expected, hoped = (self._batch([*beside, each], names) for each in prospects)
         price = expected.rate(own)
         rates, hopes = (batch.rates(own, len(others), price) for batch in (expected, hoped))
         able = [place for place, name in enumerate(names) if any(option.source == name for option in drafts_of(row))]
         chosen = max(able, key=lambda place: hopes[place])
         lost = len(own) * (1 - rates[chosen] / max([rates[place] for place in able]))
         answer = Answer(names[chosen], row.context_tokens, known, mean[chosen], min(1.0, lost))
-        answer.prospect = names, self._prospect(row, names, mean)
+        answer.prospect = names, prospects[0]
         return answer
 
     def _is_due(self, rows: Sequence[RowView]) -> bool:

@@ -152,7 +152,7 @@ class Telemetry:
         }
 
     def _in_use(self) -> dict[str, Any]:
-        """Return the acceptance of the drafts in use, all together; without a draft, of what was looked up."""
+        """Return the acceptance of all drafts in use together. Without a draft it is that of looked-up tokens."""
         found = AcceptanceCounter()
         for version in dict.fromkeys(self._versions.values()) or [""]:
             if version in self._by_version:

@@ -12,10 +12,12 @@ from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.rows import BatchView, Option, RowView, evidence
 from distillspec.serving.base.tree import DRAFT, NGRAM
+from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.held_plan import HELD
 from distillspec.serving.control.named_rest import REST
-from distillspec.serving.control.named_sources import NamedSources, trials_of_drafts, without_named
+from distillspec.serving.control.named_sources import SECOND_EVERY, NamedSources, trials_of_drafts, without_named
+from distillspec.serving.control.price_list import PriceList
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -171,3 +173,11 @@ def test_trials_behind_named_nodes_are_the_drafts_alone() -> None:
     assert (first.sequence_id, first.trials) == ("a", (Trial(1, 0, DRAFT, True),))
     assert second is rows[2]
     assert evidence(joined) != evidence(plain) == 0
+
+
+def test_second_best_sources_are_due_once_in_so_many_steps_however_often_it_is_asked() -> None:
+    sources, view = NamedSources(), BatchView(())
+    prices = PriceList((), 4, AcceptanceEstimate(4), COSTS)
+    asked = [[sources.keep(prices, view, step) for _ in range(2)] for step in range(3 * SECOND_EVERY)]
+    assert all(first == again for first, again in asked)
+    assert [step for step, (due, _) in enumerate(asked) if due] == [n * SECOND_EVERY - 1 for n in (1, 2, 3)]
