@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -32,6 +33,7 @@ from distillspec.training.outcome import RankOutcome
 def main() -> int:
     """Train and return the exit code: 0 done, 1 failed, 130 or 143 stopped by a signal with the state saved."""
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    faulthandler.enable()  # a crash of native code leaves its Python stack in the log that the error names
     end_with_parent()
     signal.signal(signal.SIGTERM, _terminate)
     try:

@@ -14,7 +14,7 @@ from typing import Any
 from distillspec.commands.drafts import find_drafts
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_json
-from distillspec.recipes.spin.live import Live
+from distillspec.recipes.spin.live import COMPARED, Live
 from distillspec.recipes.spin.results import write_results
 from distillspec.recipes.spin.simulated import Simulated
 from distillspec.serving.draft_loading import draft_names
@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=4, help="prompts of every domain a round")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--selections", nargs="*", default=COMPARED, choices=COMPARED, help="to compare goodput with")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32], help="of the simulated part")
     options = parser.parse_args()
     root = Path(options.output)
@@ -66,6 +67,7 @@ def _live(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple
             options.each,
             tokens=options.tokens,
             temperature=options.temperature,
+            selections=options.selections,
         )
         return live.run(), drafts
     except (ConfigError, RunError) as error:

@@ -1,10 +1,11 @@
-"""Live: the same prompts of several domains under each selection by turns, on one engine with all drafts."""
+"""Live: the same prompts of several domains under each selection by turns."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,12 +23,17 @@ from distillspec.progress import progress
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.baselines.named import named_controller
-from distillspec.serving.draft_loading import evaluated, load_drafts
+from distillspec.serving.draft_loading import draft_names, evaluated, load_drafts
 from distillspec.serving.selection.named import compared_selection
 from distillspec.serving.selection.selecting import selecting
 
 NONE = "none"  # no speculation
-LONGEST = 512  # tokens of a prompt
+NGRAM = "ngram"  # the source without a model that stands beside drafts
+BESIDE = "+ngram"  # after the name of a draft that it stands beside
+ALONE = "goodput-drafts"  # goodput among the drafts alone
+LOOKUP = "lookup_else_model"
+COMPARED = tuple(name for name in SELECTIONS if name not in ("fixed", "goodput", LOOKUP))
+LONGEST = 900  # tokens of a prompt
 
 
 class Asked(NamedTuple):
@@ -38,15 +44,24 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Side:
+    """A controller and the engine that it plans for."""
+
+    engine: Engine
+    controller: LengthController
+
+
+@dataclass(frozen=True)
 class Live:
     """Settings of the live part.
 
     Attributes:
         files: prompts, one file a domain.
-        drafts: folders.
+        drafts: folders. `lookup_else_model` uses the first where nothing is found.
         batches: slots of the engines.
-        rounds: each asks `each` prompts of every domain under every selection.
+        rounds: each asks `each` prompts of every domain of every side.
         tokens: of an answer.
+        selections: to compare with, among the drafts alone.
     """
 
     target: str
@@ -57,53 +72,77 @@ class Live:
     each: int = 4
     tokens: int = 96
     temperature: float = 0.0
+    selections: Sequence[str] = COMPARED
 
     def run(self) -> dict[str, Any]:
-        """Return tokens a second of each selection by batch and round, and what goodput chose."""
+        """Return tokens a second of each side by batch and round, and what goodput chose."""
         return {str(batch): self._batch(batch) for batch in self.batches}
 
     def _batch(self, batch: int) -> dict[str, Any]:
-        target = load_target(TargetConfig(path=self.target))
-        drafts = load_drafts(list(self.drafts), target)
-        assert isinstance(drafts, dict)
-        seen = frozenset().union(*(trained_prompts(draft.lineage) for draft in drafts.values()))
-        engine = Engine(
-            target, drafts, EngineSettings(max_slots=batch, max_model_len=1024, prefix_reuse=False, compile=False)
-        )
-        sides = _sides(engine)
-        asked = _prompts(self.files, target, self.rounds * self.each, seen)
-        rates: dict[str, list[float]] = {name: [] for name in sides}
-        by_domain: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
-        with progress(f"batch {batch}") as line:
+        with ExitStack() as opened:
+            sides = self._sides(batch, opened)
+            engine = sides[NONE].engine
+            seen = frozenset().union(*(trained_prompts(draft.lineage) for draft in engine.drafts.values()))
+            asked = _prompts(self.files, engine.target, self.rounds * self.each, seen)
+            rates: dict[str, list[float]] = {name: [] for name in sides}
+            by_domain: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
+            line = opened.enter_context(progress(f"batch {batch}"))
             for round_ in range(self.rounds):
                 parts = [part[round_ * self.each : (round_ + 1) * self.each] for part in asked.values()]
                 own = [one for alike in zip(*parts, strict=True) for one in alike]  # of all domains in turn
                 for place, name in enumerate(in_turn(sides, round_)):
                     line.update((round_ + place / len(sides)) / self.rounds, name)
-                    engine.use_controller(sides[name])
-                    spent = self._answer(engine, own, batch, round_)
+                    spent = self._answer(name, sides[name], own, batch, round_)
                     rates[name].append(sum(n for n, _ in spent.values()) / sum(s for _, s in spent.values()))
                     for domain, (tokens, seconds) in spent.items():
                         by_domain[name].setdefault(domain, []).append(tokens / seconds)
-        chosen = selecting(sides["goodput"])
-        assert chosen is not None
-        figures = {name: dict(getattr(chosen.figures, name)) for name in ("requests", "tokens", "switches")}
-        lost = {"explored": chosen.figures.explored, "lost": chosen.figures.lost}
-        engine.close()
+            chosen = {name: _figures(sides[name].controller) for name in ("goodput", ALONE)}
         return {
             "tokens_per_s": rates,
             "by_domain": {
                 name: {domain: statistics.median(found) for domain, found in own.items()}
                 for name, own in by_domain.items()
             },
-            "goodput_chose": {**figures, **lost},
+            "chose": chosen,
         }
 
-    def _answer(self, engine: Engine, asked: Sequence[Asked], batch: int, round_: int) -> dict[str, tuple[int, float]]:
+    def _sides(self, batch: int, opened: ExitStack) -> dict[str, Side]:
+        """Return all sides by name. Sides with the same sources share an engine."""
+        names = draft_names(self.drafts)
+        alone, beside, looking, ngram = (
+            self._engine(batch, opened, proposer, self.drafts if proposer != NGRAM else ())
+            for proposer in ("draft_model", [NGRAM, "draft_model"], LOOKUP, NGRAM)
+        )
+        return {
+            NONE: Side(alone, named_controller(NONE, alone.settings.speculation_length, alone.costs)),
+            **{name: _side(alone, name) for name in names},
+            **{f"{name}{BESIDE}": _side(beside, name) for name in names},
+            NGRAM: Side(ngram, _inside(ngram)),
+            "goodput": _side(beside, "goodput"),
+            ALONE: _side(alone, "goodput"),
+            LOOKUP: _side(looking, LOOKUP),
+            **{name: _side(alone, name) for name in self.selections},
+        }
+
+    def _engine(self, batch: int, opened: ExitStack, proposer: str | list[str], drafts: Sequence[str]) -> Engine:
+        target = load_target(TargetConfig(path=self.target))
+        settings = EngineSettings(
+            max_slots=batch, max_model_len=1024, prefix_reuse=False, compile=False, proposer=proposer
+        )
+        engine = Engine(target, load_drafts(list(drafts), target) if drafts else None, settings)
+        opened.callback(engine.close)
+        return engine
+
+    def _answer(
+        self, name: str, side: Side, asked: Sequence[Asked], batch: int, round_: int
+    ) -> dict[str, tuple[int, float]]:
         """Answer prompts, alone one by one, else together. Return tokens and seconds by domain, or of "all".
 
-        Each prompt has a seed, so that the same text is written whatever drafts.
+        Each prompt has a seed, so that the same text is written whatever drafts. A side is a tenant of its own, so that
+        its n-grams know its own answers alone.
         """
+        engine = side.engine
+        engine.use_controller(side.controller)
         engine.forget_prompts()
         seeded = [(round_ * len(asked) + place, one) for place, one in enumerate(asked)]
         groups = [[pair] for pair in seeded] if batch == 1 else [seeded]
@@ -114,7 +153,7 @@ class Live:
             for seed, one in group:
                 params = SamplingParams(temperature=self.temperature, max_tokens=self.tokens, seed=seed)
                 names.append(f"{seed}-{time.perf_counter_ns()}")
-                engine.submit(Request(names[-1], one.ids, params, domain=one.domain))
+                engine.submit(Request(names[-1], one.ids, params, tenant=name, domain=one.domain))
             done = engine.run_until_done(names)
             key = group[0][1].domain if batch == 1 else "all"
             tokens, seconds = found.get(key, (0, 0.0))
@@ -123,15 +162,23 @@ class Live:
         return found
 
 
-def _sides(engine: Engine) -> dict[str, LengthController]:
-    """Return a controller for no speculation, for each selection, and for each draft alone."""
-    names, most = list(engine.drafts), engine.settings.speculation_length
-    sides: dict[str, LengthController] = {NONE: named_controller(NONE, most, engine.costs)}
-    for name in [*names, *(name for name in SELECTIONS if name not in ("fixed", "lookup_else_model"))]:
-        inside = named_controller("goodput", most, engine.costs)
-        known = evaluated(engine.drafts)
-        sides[name] = compared_selection(inside, name, names, {}, expected=known, costs=engine.costs)
-    return sides
+def _inside(engine: Engine) -> LengthController:
+    return named_controller("goodput", engine.settings.speculation_length, engine.costs)
+
+
+def _side(engine: Engine, name: str) -> Side:
+    """Return a side with a selection, or with a draft for every request."""
+    known = evaluated(engine.drafts)
+    drafts = list(engine.drafts)
+    return Side(engine, compared_selection(_inside(engine), name, drafts, {}, expected=known, costs=engine.costs))
+
+
+def _figures(controller: LengthController) -> dict[str, Any]:
+    """Return what a selection has chosen, and the tokens of its trials."""
+    chosen = selecting(controller)
+    assert chosen is not None
+    figures = {name: dict(getattr(chosen.figures, name)) for name in ("requests", "tokens", "switches")}
+    return {**figures, "explored": chosen.figures.explored, "lost": chosen.figures.lost}
 
 
 def _prompts(files: Sequence[Path], target: LanguageModel, count: int, seen: Collection[str]) -> dict[str, list[Asked]]:

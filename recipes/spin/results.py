@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from distillspec.files import write_json, write_png, write_text
 from distillspec.provenance import provenance
-from distillspec.recipes.spin.live import NONE, ratios
+from distillspec.recipes.spin.live import BESIDE, NONE, ratios
 from distillspec.recipes.spin.simulated import tables
 
 
@@ -52,18 +52,19 @@ def interval(found: Sequence[float]) -> tuple[float, float, float]:
 
 def _live_table(batch: str, found: Mapping[str, Any], drafts: Sequence[str]) -> str:
     rates, best = found["tokens_per_s"], best_draft(found, drafts)
+    beside = best_draft(found, [f"{name}{BESIDE}" for name in drafts])
     domains = sorted(next(iter(found["by_domain"].values())))
-    lines = [f"Batch {batch}, tokens/s; best single draft: {best}", ""]
+    lines = [f"Batch {batch}, tokens/s; best single draft: {best}, beside n-grams: {beside}", ""]
     lines += [
-        f"| selection | tokens/s | × none | × {best} | {' | '.join(domains)} |",
-        f"|{'---|' * (4 + len(domains))}",
+        f"| drafts by | tokens/s | × none | × {best} | × {beside} | {' | '.join(domains)} |",
+        f"|{'---|' * (5 + len(domains))}",
     ]
     if len(domains) > 1:
         kinds = {domain: max(drafts, key=lambda name: found["by_domain"][name][domain]) for domain in domains}
         named = ", ".join(f"{name} for {domain}" for domain, name in kinds.items())
         lines[0] += f"; best of each domain ({named}): {best_by_domain(found, drafts):.2f} times it"
     for name, own in rates.items():
-        over = [_shown(interval(ratios(rates, name, other))) for other in (NONE, best)]
+        over = [_shown(interval(ratios(rates, name, other))) for other in (NONE, best, beside)]
         cells = [f"{found['by_domain'][name][domain]:.1f}" for domain in domains]
         lines.append(f"| {name} | {statistics.median(own):.1f} | {' | '.join(over)} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -101,15 +101,15 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     assert spin.main() == 0
     found = json.loads(Path("out/results.json").read_text())
     (batch,) = found["live"].values()
-    assert {"none", "one", "two", "goodput", "lbss"} <= set(batch["tokens_per_s"])
+    assert {"none", "one", "two+ngram", "ngram", "goodput", "lbss"} <= set(batch["tokens_per_s"])
     assert all(len(rates) == 1 for rates in batch["tokens_per_s"].values())
-    assert sum(batch["goodput_chose"]["requests"].values()) == 2
+    assert all(sum(chose["requests"].values()) == 2 for chose in batch["chose"].values())
     simulated = found["simulated"]["a100-7b-five"]
     assert {"none", "s68m", "goodput", "oracle"} <= set(simulated["2"]["tokens_per_s"])
     assert set(simulated["parts"]) == {"selection", "decomposition", "pipelining", "all"}
     assert 0 <= found["simulated"]["trials"][""]["lost"] < 1
     assert Path("out/spin.png").stat().st_size > 1000
-    assert "| selection |" in capsys.readouterr().out
+    assert "| drafts by |" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["spin", *files[:2], "--drafts", "nothing"])
     with pytest.raises(SystemExit):
         spin.main()

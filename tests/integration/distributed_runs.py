@@ -17,6 +17,7 @@ from distillspec.commands.train import prepare, train
 from distillspec.commands.untrained import prepare_draft
 from distillspec.composition import compose
 from distillspec.config import LauncherConfig, TrainCommand
+from distillspec.errors import RunError
 from distillspec.models import LanguageModel, load_target, save_draft
 from distillspec.training.launch import launch
 
@@ -83,7 +84,12 @@ class Run:
     def launch(self, command: list[str] | None = None) -> None:
         open_run(self.folder, self.config)
         rank = [sys.executable, "-P", "-m", "distillspec.commands.train_rank"]
-        launch(self.config.launcher, "cpu", [*(command or rank), str(self.folder)], self.folder)
+        try:
+            launch(self.config.launcher, "cpu", [*(command or rank), str(self.folder)], self.folder)
+        except RunError:
+            for log in sorted((self.folder / "ranks").glob("*.log")):  # pytest shows what a failed test printed
+                print(f"--- {log.name}\n{log.read_text()[-8000:]}")
+            raise
 
     def launch_with(self, others: Sequence[Run], script: Path) -> None:
         """Launch this run, and let the same processes train the others after it: each start imports for seconds.

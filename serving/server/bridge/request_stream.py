@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from distillspec.serving.base.acceptance import RowResult
@@ -38,6 +38,36 @@ class Delta:
         )
 
 
+@dataclass(slots=True)
+class _Unread:
+    """What an answer wrote since the last read. It grows with every step, so nothing is copied."""
+
+    token_ids: list[int] = field(default_factory=list)
+    kinds: list[Kind] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: str | None = None
+
+    def add(self, output: SequenceDelta, row: RowResult | None) -> None:
+        self.token_ids += output.token_ids
+        self.kinds += kinds(len(output.token_ids), row)
+        self.texts.append(output.text)
+        self.logprobs += output.logprobs
+        self.finish_reason, self.error = output.finish_reason, output.error
+
+    def read(self, choice: int) -> Delta:
+        return Delta(
+            choice,
+            tuple(self.token_ids),
+            tuple(self.kinds),
+            "".join(self.texts),
+            tuple(self.logprobs),
+            self.finish_reason,
+            self.error,
+        )
+
+
 class RequestStream:
     """Mailbox of one HTTP request, which may be several engine requests. Used on the event loop alone.
 
@@ -58,7 +88,7 @@ class RequestStream:
         # What was written so far, for the log: a client that leaves has been served, too.
         self.written = self.proposed = self.accepted = 0
         self.first_token_s: float | None = None  # on the monotonic clock
-        self._pending: dict[int, Delta] = {}
+        self._unread: dict[int, _Unread] = {}  # by choice
         self._failure: ApiError | None = None
         self._changed = asyncio.Event()
 
@@ -75,17 +105,10 @@ class RequestStream:
     def put(self, output: SequenceDelta, row: RowResult | None) -> None:
         """Add the new tokens of an answer. `row` is its part of the step, None if it had none."""
         self._count(output, row)
-        delta = Delta(
-            self._first[output.request_id] + output.index,
-            output.token_ids,
-            kinds(len(output.token_ids), row),
-            output.text,
-            output.logprobs,
-            output.finish_reason,
-            output.error,
-        )
-        pending = self._pending.get(delta.choice)
-        self._pending[delta.choice] = delta if pending is None else pending.and_then(delta)
+        choice = self._first[output.request_id] + output.index
+        if (unread := self._unread.get(choice)) is None:
+            unread = self._unread[choice] = _Unread()
+        unread.add(output, row)
         self._changed.set()
 
     def _count(self, output: SequenceDelta, row: RowResult | None) -> None:
@@ -112,16 +135,15 @@ class RequestStream:
         Raises:
             ApiError: the answers were aborted.
         """
-        while not self._pending:
+        while not self._unread:
             if self.done:
                 return []
             if self._failure is not None:
                 raise self._failure
             self._changed.clear()
             await self._changed.wait()
-        deltas = list(self._pending.values())
-        self._pending = {}
-        return deltas
+        unread, self._unread = self._unread, {}
+        return [answer.read(choice) for choice, answer in unread.items()]
 
 
 def kinds(tokens: int, row: RowResult | None) -> tuple[Kind, ...]:
@@ -130,9 +152,9 @@ def kinds(tokens: int, row: RowResult | None) -> tuple[Kind, ...]:
     The target's token is a correction if a drafted token was rejected, a bonus if all were accepted, plain if none was
     drafted. There is no such token if the answer ended with an accepted one.
     """
-    accepted = 0 if row is None else min(row.accepted, tokens)
-    last: Kind = "plain"
-    if row is not None and row.nodes:
-        last = "corrected" if row.rejected else "bonus"
     drafted: Kind = "accepted"
-    return tuple(drafted if place < accepted else last for place in range(tokens))
+    last: Kind = "plain"
+    accepted = 0
+    if row is not None and row.nodes:
+        accepted, last = min(row.accepted, tokens), "corrected" if row.rejected else "bonus"
+    return (drafted,) * accepted + (last,) * (tokens - accepted)
