@@ -173,7 +173,8 @@ class EngineCore:
         if self._pace is None or not unread:
             return self.limits
         decoding = len(self.sequences.unfinished) - len(unread)
-        tokens = self._pace.tokens(decoding, sum(len(s.tokens) - s.computed for s in unread))
+        waiting = min(len(unread), self.limits.slots - decoding)
+        tokens = self._pace.tokens(decoding, waiting, sum(len(s.tokens) - s.computed for s in unread))
         return replace(self.limits, prefill_chunk=tokens)
 
     def check(self, request: Request) -> None:

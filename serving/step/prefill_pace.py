@@ -14,7 +14,8 @@ class PrefillPace:
 
     Args:
         most: tokens that a step reads while nobody decodes.
-        slowdown: share by which reading may lengthen a step of rows that decode.
+        slowdown: share by which reading may lengthen a step of rows that decode. Where more requests could be read than
+            rows decode, it may in proportion: these few would hold up many.
     """
 
     def __init__(self, most: int, slowdown: float) -> None:
@@ -22,11 +23,12 @@ class PrefillPace:
         self._plain_s: float | None = None  # of a step that reads no prompt
         self._token_s: float | None = None  # that a prompt's token adds
 
-    def tokens(self, decoding: int, unread: int) -> int:
+    def tokens(self, decoding: int, waiting: int, unread: int) -> int:
         """Return the tokens to read in the next step.
 
         Args:
             decoding: rows that decode.
+            waiting: requests that have a slot, or could have one, and are not read whole.
             unread: prompt tokens of all requests that are still to be read.
         """
         if not decoding:
@@ -39,7 +41,8 @@ class PrefillPace:
         if spare_s <= 0:
             return self.most
         in_time = unread * self._plain_s / spare_s  # of unread = n · patience / (plain + n · token)
-        allowed = self.slowdown * self._plain_s / max(self._token_s, 1e-9)
+        share = self.slowdown * max(1.0, waiting / decoding)
+        allowed = share * self._plain_s / max(self._token_s, 1e-9)
         return min(self.most, max(LEAST, int(in_time) + 1, int(allowed)))
 
     def observe(self, result: StepResult) -> None:

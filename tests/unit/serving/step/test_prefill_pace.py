@@ -28,24 +28,24 @@ def learned(slowdown: float = 0.5) -> PrefillPace:
 
 
 def test_nobody_decodes() -> None:
-    assert PrefillPace(512, 0.5).tokens(0, 1000) == 512
-    assert learned().tokens(0, 1000) == 512
+    assert PrefillPace(512, 0.5).tokens(0, 1, 1000) == 512
+    assert learned().tokens(0, 1, 1000) == 512
 
 
 def test_a_step_without_prompts_and_one_with_few_tokens_tell_the_cost() -> None:
     pace = PrefillPace(512, 0.5)
-    assert pace.tokens(3, 100) == 0
+    assert pace.tokens(3, 1, 100) == 0
     pace.observe(result(100))
-    assert pace.tokens(3, 100) == 0, "nothing to compare it with"
+    assert pace.tokens(3, 1, 100) == 0, "nothing to compare it with"
     pace.observe(result(0, decoding=False, plain_s=9.0))
-    assert pace.tokens(3, 100) == 0, "an empty step says nothing"
+    assert pace.tokens(3, 1, 100) == 0, "an empty step says nothing"
     pace.observe(result(0))
-    assert pace.tokens(3, 100) == LEAST
+    assert pace.tokens(3, 1, 100) == LEAST
     pace.observe(result(LEAST))
-    assert pace.tokens(3, 100) > LEAST
+    assert pace.tokens(3, 1, 100) > LEAST
     small = PrefillPace(8, 0.5)
     small.observe(result(0))
-    assert small.tokens(3, 100) == 8
+    assert small.tokens(3, 1, 100) == 8
 
 
 def test_an_engine_that_starts_under_load_learns_the_cost(target: LanguageModel, make_engine: MakeEngine) -> None:
@@ -66,16 +66,23 @@ def test_an_engine_that_starts_under_load_learns_the_cost(target: LanguageModel,
 
 @pytest.mark.parametrize("slowdown", [0.5, 1.0])
 def test_a_step_takes_no_longer_than_allowed(slowdown: float) -> None:
-    tokens = learned(slowdown).tokens(3, 50)
+    tokens = learned(slowdown).tokens(3, 1, 50)
     assert tokens * TOKEN_S == pytest.approx(slowdown * PLAIN_S, abs=TOKEN_S)
+
+
+def test_few_rows_that_decode_do_not_hold_many_up() -> None:
+    alike = learned().tokens(3, 1, 50)
+    assert learned().tokens(3, 3, 50) == alike
+    assert learned().tokens(3, 6, 50) == pytest.approx(2 * alike, abs=1)
+    assert learned().tokens(1, 7, 50) == pytest.approx(7 * alike, abs=7)
 
 
 def test_what_waits_is_read_in_time() -> None:
     """While it takes steps of plain + tokens · cost, all is read within the patience."""
-    tokens = learned().tokens(3, 400)
+    tokens = learned().tokens(3, 1, 400)
     assert tokens > 0.5 * PLAIN_S / TOKEN_S
     assert 400 / tokens * (PLAIN_S + tokens * TOKEN_S) == pytest.approx(PATIENCE_S, rel=0.02)
-    assert learned().tokens(3, int(PATIENCE_S / TOKEN_S)) == 512, "it cannot be done"
+    assert learned().tokens(3, 1, int(PATIENCE_S / TOKEN_S)) == 512, "it cannot be done"
 
 
 def test_it_follows_a_machine_that_changes() -> None:
@@ -83,7 +90,7 @@ def test_it_follows_a_machine_that_changes() -> None:
     for _ in range(100):
         pace.observe(result(0, plain_s=4 * PLAIN_S))
         pace.observe(result(50, plain_s=4 * PLAIN_S))
-    assert pace.tokens(3, 20) == pytest.approx(4 * learned().tokens(3, 20), rel=0.05)
+    assert pace.tokens(3, 1, 20) == pytest.approx(4 * learned().tokens(3, 1, 20), rel=0.05)
 
 
 def test_an_engine_reads_a_prompt_in_parts_beside_rows_that_decode(
