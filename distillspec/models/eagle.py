@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, apply_rotary_pos_emb
 
 from distillspec.models.language_model import LanguageModel, attention_heads
-from distillspec.models.slot_attention import is_hooked
+from distillspec.models.slot_attention import CacheView, is_hooked, keep
 from distillspec.models.state_input import JOINED, StateInput, defer_norm, deferred_scale
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -54,18 +54,28 @@ class EagleLayer(LlamaDecoderLayer):
         embeddings, states = hidden_states.chunk(2, -1)
         both = torch.cat([self.input_layernorm(embeddings), self.hidden_norm(states)], -1)
         if keys_alone:
-            self._keep_keys(both, kwargs["position_embeddings"], kwargs["past_key_values"])
+            self._keep_keys(both, kwargs["position_embeddings"], kwargs.get("slot_view"), kwargs.get("past_key_values"))
             return states
         hidden = states + self.self_attn(hidden_states=both, **kwargs)[0]
         changed: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return changed
 
-    def _keep_keys(self, both: Tensor, turned: tuple[Tensor, Tensor], cache: Cache) -> None:
+    def _keep_keys(
+        self, both: Tensor, turned: tuple[Tensor, Tensor], view: CacheView | None, cache: Cache | None
+    ) -> None:
         attention = self.self_attn
         shape = (*both.shape[:-1], -1, attention.head_dim)
         keys, values = (own(both).view(shape).transpose(1, 2) for own in (attention.k_proj, attention.v_proj))
         keys, _ = apply_rotary_pos_emb(keys, keys, *turned)
-        cache.update(keys, values, attention.layer_idx)
+        if view is not None:
+            keep(view, attention.layer_idx, keys, values)
+        elif cache is not None:
+            cache.update(keys, values, attention.layer_idx)
+
+
+def keeps_keys_alone(draft: LanguageModel) -> bool:
+    """Return True for one layer of EAGLE's: of tokens that nobody asks for, others attend to its keys and values."""
+    return draft.attends and len(draft.layers) == 1 and isinstance(draft.layers[0], EagleLayer)
 
 
 def eagle_model(config: LlamaConfig, state_ids: list[int], target_width: int) -> PreTrainedModel:

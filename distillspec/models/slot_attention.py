@@ -77,10 +77,16 @@ def _attend(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
+    keys, values = keep(view, layer, key, value)
+    return view.attend(query, keys, values, scaling, window, softcap)
+
+
+def keep(view: CacheView, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Write new keys and values `[B, kv_heads, q, d]` of a layer. Return all that its cache holds."""
     keys, values = view.cache.layer(layer, key)
     view.write(keys, key)
     view.write(values, value)
-    return view.attend(query, keys, values, scaling, window, softcap)
+    return keys, values
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from distillspec.models.eagle import EagleLayer
+from distillspec.models.eagle import keeps_keys_alone
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.packed_attention import Counts, attending_by_sequence, can_pack, counts_of
 from distillspec.models.state_input import previous
@@ -40,7 +40,7 @@ def unrolled(
     passes, needed = _Passes(draft, input_ids, position_ids), _needed(position_ids, wanted)
     fed = last = previous(draft.state_input.fuse(states), position_ids)
     read, own = _Tokens.all(input_ids), []
-    if _can_keep_keys_alone(draft):  # in every process alike: parallel wrappers count passes
+    if keeps_keys_alone(draft):  # in every process alike: parallel wrappers count passes
         read, others = _Tokens.of(needed[0]), _Tokens.of(~needed[0])
         passes.read(others, others.states(fed), 0, keys_alone=True)
         fed = read.states(fed)
@@ -51,11 +51,6 @@ def unrolled(
         last = passes.read(read, fed, step)
         own.append(draft.head_input(read.at(last, tokens), step, input_ids.flatten()[tokens]))
     return own
-
-
-def _can_keep_keys_alone(draft: LanguageModel) -> bool:
-    """Return True for one layer of EAGLE's: of tokens that nobody asks for, others attend to its keys and values."""
-    return draft.attends and len(draft.layers) == 1 and isinstance(draft.layers[0], EagleLayer)
 
 
 def _needed(position_ids: Tensor, wanted: Sequence[Tensor]) -> list[Tensor]:

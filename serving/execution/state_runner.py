@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy
 import torch
 from torch import Tensor
 
 from distillspec.models import LanguageModel
 from distillspec.models.draft_steps import StatesBefore
+from distillspec.models.eagle import keeps_keys_alone
 from distillspec.models.few_rows import FewRows
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.state_input import StateInput
-from distillspec.serving.execution.flat_batch import FlatBatch
+from distillspec.serving.execution.beside import Beside
+from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
 
@@ -35,7 +39,19 @@ class StateRunner(ModelRunner):
     ) -> None:
         super().__init__(model, cache, prepared)
         self.source = source
+        self._keeps_keys_alone = keeps_keys_alone(model)
         self._columns: tuple[tuple[int, ...], Tensor | None] = ((), None)  # for these states of the source
+
+    def read(self, rows: Sequence[RowInput]) -> Tensor:
+        """See `ModelRunner.read`. Of text that nobody wants the states of, a single layer computes keys and values."""
+        if not self._keeps_keys_alone or any(row.wanted for row in rows):
+            return super().read(rows)
+        batch = self.prepare(rows)
+        if self._few(batch) is not None:
+            return super().read(rows)
+        Beside.give_way()
+        self.passes += 1
+        return batch.view.hidden(self.model, batch.tokens, self._before(batch), keys_alone=True)[:0]
 
     def eager(self, batch: FlatBatch, states: Tensor | None = None, position: int = 0) -> Tensor:
         fed = self._before(batch) if states is None else states

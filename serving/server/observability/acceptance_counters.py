@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -29,12 +29,17 @@ class AcceptanceCounters:
         )
         self._domains: dict[str, set[str]] = {}  # by version: domains that have a series
 
-    def observe(self, versions: Mapping[str, str], row: RowResult) -> None:
-        """Count one row of a step that used the drafts of these `versions`, by source."""
-        for booked, trials in by_version(row.trials, versions).items():
-            self._domains.setdefault(booked, set()).add(row.domain)
-            labels, counter = (self._model, booked, row.domain), AcceptanceCounter()
-            counter.add(trials)
+    def observe(self, versions: Mapping[str, str], rows: Iterable[RowResult]) -> None:
+        """Count the rows of a step that used the drafts of these `versions`, by source."""
+        found: dict[tuple[str, str], AcceptanceCounter] = {}
+        for row in rows:
+            for booked, trials in by_version(row.trials, versions).items():
+                if (counter := found.get((booked, row.domain))) is None:
+                    counter = found[booked, row.domain] = AcceptanceCounter()
+                counter.add(trials)
+        for (booked, domain), counter in found.items():
+            self._domains.setdefault(booked, set()).add(domain)
+            labels = self._model, booked, domain
             self._judged.labels(*labels).inc(counter.tried)
             self._accepted.labels(*labels).inc(counter.firsts)
         known = [name for name in self._domains if name]

@@ -7,7 +7,7 @@ Those by draft, domain or route have a series from its first use on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -67,9 +67,8 @@ class Metrics:
         result = report.output.result
         if result is None:
             return
-        for row in result.rows:
-            self.acceptance.observe(report.versions, row)
-            self._observe_row(row)
+        self.acceptance.observe(report.versions, result.rows)
+        self._observe_rows(result.rows)
         emitted = sum(row.emitted for row in result.rows)
         self.generation_tokens.inc(emitted)
         self.prompt_tokens.inc(result.prefill_tokens)
@@ -83,14 +82,16 @@ class Metrics:
             if plan.predicted_s and plan.predicted_tokens is not None:
                 self.predicted_goodput.set(plan.predicted_tokens / plan.predicted_s)
 
-    def _observe_row(self, row: RowResult) -> None:
-        self.speculation_length.observe(row.depth)
-        if row.nodes:
-            self.drafts.inc()
-            self.draft_tokens.inc(row.nodes)
-            self.accepted_tokens.inc(row.kept)
-            for position in range(min(row.kept, len(self.accepted_at))):
-                self.accepted_at[position].inc()
+    def _observe_rows(self, rows: Sequence[RowResult]) -> None:
+        for row in rows:
+            self.speculation_length.observe(row.depth)
+        if drafted := [row for row in rows if row.nodes]:
+            kept = [row.kept for row in drafted]
+            self.drafts.inc(len(drafted))
+            self.draft_tokens.inc(sum([row.nodes for row in drafted]))
+            self.accepted_tokens.inc(sum(kept))
+            for position, counter in enumerate(self.accepted_at[: max(kept)]):
+                counter.inc(sum([own > position for own in kept]))
 
     def observe_finished(self, output: RequestOutput) -> None:
         """Count a finished request."""

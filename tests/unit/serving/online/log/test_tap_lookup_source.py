@@ -71,7 +71,7 @@ class Watched:
             for row in output.result.rows:
                 counts = self.by_lookup if row.sequence_id in self._looked_up else self.by_model
                 counts.update(tried=row.tried, accepted=row.kept)
-                self.counters.observe({"draft": self.version}, row)
+                self.counters.observe({"draft": self.version}, [row])
             self.telemetry.observe_step(StepReport(output, 1, 0, 0, {"draft": self.version}))
             self.tap.finish(output.finished)
             self.served.finish(output.finished)
@@ -132,14 +132,14 @@ def test_a_request_that_lookups_served_names_no_draft(draft: LanguageModel, make
 def test_lookups_stay_counted_however_many_versions_come() -> None:
     registry = prometheus.CollectorRegistry()
     counters = AcceptanceCounters("test:", "tiny", registry)
-    counters.observe({"draft": "0"}, RowResult.chain("r", 2, 1, 2, source="lookup"))
+    counters.observe({"draft": "0"}, [RowResult.chain("r", 2, 1, 2, source="lookup")])
     for version in range(VERSIONS):
-        counters.observe({"draft": str(version)}, RowResult.chain("r", 2, 1, 2))
+        counters.observe({"draft": str(version)}, [RowResult.chain("r", 2, 1, 2)])
 
     def judged(version: str) -> float | None:
         labels = {"model_name": "tiny", "draft_version": version, "domain": "default"}
         return registry.get_sample_value("test:draft_tokens_judged_total", labels)
 
     assert judged("") == judged("0") == 2
-    counters.observe({"draft": str(VERSIONS)}, RowResult.chain("r", 2, 1, 2))
+    counters.observe({"draft": str(VERSIONS)}, [RowResult.chain("r", 2, 1, 2)])
     assert (judged(""), judged("0"), judged("1")) == (2, None, 2)
