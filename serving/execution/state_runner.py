@@ -46,10 +46,8 @@ class StateRunner(ModelRunner):
         """See `ModelRunner.read`. Of text that nobody wants the states of, a single layer computes keys and values."""
         if not self._keeps_keys_alone or any(row.wanted for row in rows):
             return super().read(rows)
-        batch = self.prepare(rows)
-        if self._few(batch) is not None:
-            return super().read(rows)
         Beside.give_way()
+        batch = self.prepare(rows)
         self.passes += 1
         return batch.view.hidden(self.model, batch.tokens, self._before(batch), keys_alone=True)[:0]
 
