@@ -119,7 +119,7 @@ class EngineConfig:
 
     @property
     def proposers_with_draft(self) -> tuple[str, ...]:
-        """The proposers of an engine with drafts."""
+        """The proposers of an engine with one draft."""
         plans_nodes = self.controller == "goodput" and self.lengths == "request"
         return self.proposers or (BESIDE_DRAFT if plans_nodes else (DRAFT_ALONE,))
 

@@ -64,7 +64,7 @@ def make_pool(members: Sequence[ProposerParts]) -> SideBySide:
     """
     first = members[0]
     settings, found = first.settings, dict[str, Proposer | None]()
-    for name, options in _with_options(settings.proposers_with_draft, settings):
+    for name, options in _with_options(settings.proposers or (DRAFT_ALONE,), settings):
         choice = PROPOSERS[name]
         free = choice.without_draft if "draft" in choice.needs else name
         if free != WITHOUT_DRAFT:
@@ -94,6 +94,7 @@ def check_proposer(settings: EngineConfig, *, drafts: int) -> None:
             options.
     """
     with_draft = drafts > 0
+    settings = drafting_alone(settings) if drafts > 1 else settings
     names, options = proposer_names(settings, with_draft=with_draft), settings.proposer_options
     if drafts > 1 and not any(name in OF_POOLS for name in names):
         count = "one draft" if uses_draft(settings, with_draft=True) else "no draft"

@@ -8,6 +8,7 @@ from random import Random
 
 import numpy
 
+from distillspec.serving.base.acceptance import ranked_of_source
 from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult, decoding_rows
@@ -73,8 +74,11 @@ class GoodputSelection(SelectionState):
     def observe(self, result: StepResult, chosen: Choices) -> None:
         for row in decoding_rows(result):
             source, answer = chosen.get(row.sequence_id), self._answers.get(row.sequence_id)
-            trials = [trial for trial in row.trials if trial.source == source and trial.rank == 0]
-            if source is None or answer is None or not trials:
+            if source is None or answer is None:
+                continue
+            # Behind n-grams, too: their misses are the same text for all drafts.
+            trials = [trial for trial in ranked_of_source(row.trials, source) if trial.rank == 0]
+            if not trials:
                 continue
             accepted = sum([trial.accepted for trial in trials])
             tried, before = answer.own.get(source, (0, 0))

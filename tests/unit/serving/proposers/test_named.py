@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,9 @@ def test_ngrams_stand_beside_an_only_draft_where_goodput_plans_each_request(
     assert make_engine(None, **GOODPUT).proposer is None
 
 
-def test_ngrams_stand_beside_several_drafts_too(target: LanguageModel, draft: LanguageModel) -> None:
+def test_of_several_drafts_no_ngrams_stand_beside(target: LanguageModel, draft: LanguageModel) -> None:
     settings = EngineConfig(max_slots=2, max_model_len=64, measure_costs_s=0)
     engine = Engine(target, {"one": draft, "two": draft}, settings)
-    assert sources(engine.proposer) == [NGRAM, "one", "two"]
-    engine.close()
-    engine = Engine(target, {"one": draft, "two": draft}, replace(settings, lengths="step"))
     assert sources(engine.proposer) == ["one", "two"]
     engine.close()
 
@@ -64,9 +60,9 @@ def test_a_controller_of_the_callers_plans_for_the_draft_alone(
 
 @pytest.mark.parametrize(
     ("options", "drafts", "named"),
-    [({"longest": 2}, 1, "longest"), ({"ngrm": {}}, 1, "ngrm"), ({"ngrm": {}}, 2, "ngrm")],
+    [({"longest": 2}, 1, "longest"), ({"ngrm": {}}, 1, "ngrm"), ({"ngram": {"least": 0.1}}, 2, "ngram")],
 )
 def test_options_of_no_proposer_are_refused(options: dict[str, Any], drafts: int, named: str) -> None:
     with pytest.raises(ConfigError, match=rf"proposer_options.*{named}"):
         check_proposer(EngineConfig(proposer_options=options), drafts=drafts)
-    check_proposer(EngineConfig(proposer_options={"ngram": {"longest": 2}}), drafts=drafts)
+    check_proposer(EngineConfig(proposer_options={"ngram": {"longest": 2}}), drafts=1)
