@@ -5,8 +5,9 @@
 
 After tables 3 and 4 of multi-candidate decoding (Yang et al. 2024). The sides take turns (`turns.py`): fixed lengths
 from 0 to 6, goodput over chains, and chains of up to 8 tokens that end where the draft's own probability, or what the
-network of `train-stop` predicts, falls below a threshold: of these always 8, and by goodput. The best fixed length and
-threshold are chosen on the odd rounds and compared on the even ones. Writes `results/deciding.json`.
+network of `train-stop` predicts, falls below a threshold: each with 8 tokens always, and with lengths by goodput. The
+best fixed length and threshold are chosen on the odd rounds and compared on the even ones. Writes
+`results/deciding.json`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ DECIDERS = ("probability", "network")
 
 def main() -> None:
     options = turn_options(__doc__ or "", (1, 4), stop="")
+    if not options.stop:
+        raise SystemExit("--stop is needed: the draft that distill train-stop wrote")
     bench = Bench.prepare(options, LONGEST, controller="goodput", tree="off", prefix_reuse=True)
     engines = {
         f"{decider} {threshold}": _deciding(options, path, threshold)
@@ -77,7 +80,7 @@ def _judged(rates: dict[str, list[float]]) -> dict[str, Any]:
         "best_length": int(fixed),
         "chosen": chosen,
         "over_best_length": {name: interval(ratios(rates, side, fixed)[1::2]) for name, side in chosen.items()},
-        "over_no_draft": {name: interval(ratios(rates, side, NO_DRAFT)) for name, side in chosen.items()},
+        "over_no_draft": {name: interval(ratios(rates, side, NO_DRAFT)[1::2]) for name, side in chosen.items()},
     }
 
 

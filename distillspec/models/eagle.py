@@ -63,7 +63,7 @@ class EagleLayer(LlamaDecoderLayer):
     def _keep_keys(
         self, both: Tensor, turned: tuple[Tensor, Tensor], view: CacheView | None, cache: Cache | None
     ) -> None:
-        attention = self.self_attn
+        attention = self.self_attn  # packed weights give queries too: the three are one product
         shape = (*both.shape[:-1], -1, attention.head_dim)
         keys, values = (own(both).view(shape).transpose(1, 2) for own in (attention.k_proj, attention.v_proj))
         keys, _ = apply_rotary_pos_emb(keys, keys, *turned)
@@ -74,7 +74,7 @@ class EagleLayer(LlamaDecoderLayer):
 
 
 def keeps_keys_alone(draft: LanguageModel) -> bool:
-    """Return True for one layer of EAGLE's: of tokens that nobody asks for, others attend to its keys and values."""
+    """Return True for a draft of one EAGLE layer: of text whose states nobody wants it needs keys and values alone."""
     return draft.attends and len(draft.layers) == 1 and isinstance(draft.layers[0], EagleLayer)
 
 

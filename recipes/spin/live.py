@@ -29,10 +29,10 @@ from distillspec.serving.selection.selecting import selecting
 
 NONE = "none"  # no speculation
 NGRAM = "ngram"  # the source without a model that stands beside drafts
-BESIDE = "+ngram"  # after the name of a draft that it stands beside
-ALONE = "goodput-drafts"  # goodput among the drafts alone
+BESIDE = "+ngram"  # after the name of a draft, or of goodput, that it stands beside
+GOODPUT = "goodput"  # among the drafts alone
 LOOKUP = "lookup_else_model"
-COMPARED = tuple(name for name in SELECTIONS if name not in ("fixed", "goodput", LOOKUP))
+COMPARED = tuple(name for name in SELECTIONS if name not in ("fixed", GOODPUT, LOOKUP))
 LONGEST = 900  # tokens of a prompt
 
 
@@ -96,7 +96,7 @@ class Live:
                     rates[name].append(sum(n for n, _ in spent.values()) / sum(s for _, s in spent.values()))
                     for domain, (tokens, seconds) in spent.items():
                         by_domain[name].setdefault(domain, []).append(tokens / seconds)
-            chosen = {name: _figures(sides[name].controller) for name in ("goodput", ALONE)}
+            chosen = {name: _figures(sides[name].controller) for name in (GOODPUT, f"{GOODPUT}{BESIDE}")}
         return {
             "tokens_per_s": rates,
             "by_domain": {
@@ -118,8 +118,8 @@ class Live:
             **{name: _side(alone, name) for name in names},
             **{f"{name}{BESIDE}": _side(beside, name) for name in names},
             NGRAM: Side(ngram, _inside(ngram)),
-            "goodput": _side(beside, "goodput"),
-            ALONE: _side(alone, "goodput"),
+            GOODPUT: _side(alone, GOODPUT),
+            f"{GOODPUT}{BESIDE}": _side(beside, GOODPUT),
             LOOKUP: _side(looking, LOOKUP),
             **{name: _side(alone, name) for name in self.selections},
         }
@@ -139,7 +139,7 @@ class Live:
         """Answer prompts, alone one by one, else together. Return tokens and seconds by domain, or of "all".
 
         Each prompt has a seed, so that the same text is written whatever drafts. A side is a tenant of its own, so that
-        its n-grams know its own answers alone.
+        its n-grams know its own answers alone. How far their chances are believed is learnt from all sides together.
         """
         engine = side.engine
         engine.use_controller(side.controller)
@@ -163,7 +163,7 @@ class Live:
 
 
 def _inside(engine: Engine) -> LengthController:
-    return named_controller("goodput", engine.settings.speculation_length, engine.costs)
+    return named_controller(GOODPUT, engine.settings.speculation_length, engine.costs)
 
 
 def _side(engine: Engine, name: str) -> Side:

@@ -62,7 +62,7 @@ def _live_table(batch: str, found: Mapping[str, Any], drafts: Sequence[str]) -> 
     if len(domains) > 1:
         kinds = {domain: max(drafts, key=lambda name: found["by_domain"][name][domain]) for domain in domains}
         named = ", ".join(f"{name} for {domain}" for domain, name in kinds.items())
-        lines[0] += f"; best of each domain ({named}): {best_by_domain(found, drafts):.2f} times it"
+        lines[0] += f"; best of each domain ({named}): {best_by_domain(found, drafts):.2f} times {best}"
     for name, own in rates.items():
         over = [_shown(interval(ratios(rates, name, other))) for other in (NONE, best, beside)]
         cells = [f"{found['by_domain'][name][domain]:.1f}" for domain in domains]

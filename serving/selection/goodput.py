@@ -76,7 +76,7 @@ class GoodputSelection(SelectionState):
             source, answer = chosen.get(row.sequence_id), self._answers.get(row.sequence_id)
             if source is None or answer is None:
                 continue
-            # Behind n-grams, too: their misses are the same text for all drafts.
+            # Also tokens tried behind rejected n-grams, for few are tried first. Such text is harder, for every draft.
             trials = [trial for trial in ranked_of_source(row.trials, source) if trial.rank == 0]
             if not trials:
                 continue

@@ -156,7 +156,7 @@ class EngineCore:
             begin()
         waiting, running = self.sequences.waiting, self.sequences.running
         most = most_admitted(self.controller, waiting, running, self.limits, timer.started)
-        schedule = plan_step(waiting, running, self._limits_now(), most, self.sequences.prefixes)
+        schedule = plan_step(waiting, running, self._limits_now(most), most, self.sequences.prefixes)
         try:
             self.sequences.follow(schedule, self.clock())
             result = self._run(schedule, timer) if self.sequences.pool.owners else None
@@ -167,13 +167,19 @@ class EngineCore:
         self._known.difference_update(output.request_id for output in finished)
         return StepOutput(deltas, finished, result)
 
-    def _limits_now(self) -> Limits:
-        """Return the limits with as many prompt tokens as the next step should read beside the rows that decode."""
+    def _limits_now(self, most: int | None) -> Limits:
+        """Return the limits with as many prompt tokens as the next step should read beside the rows that decode.
+
+        Args:
+            most: requests that may get a slot, None for any number.
+        """
         unread = [s for s in self.sequences.unfinished.values() if s.status is not Status.DECODE]
         if self._pace is None or not unread:
             return self.limits
         decoding = len(self.sequences.unfinished) - len(unread)
-        waiting = min(len(unread), self.limits.slots - decoding)
+        begun = sum(s.status is Status.PREFILL for s in unread)
+        new = min(len(unread) - begun, self.limits.slots - decoding - begun)
+        waiting = begun + (new if most is None else min(new, most))
         tokens = self._pace.tokens(decoding, waiting, sum(len(s.tokens) - s.computed for s in unread))
         return replace(self.limits, prefill_chunk=tokens)
 

@@ -40,7 +40,7 @@ class Delta:
 
 @dataclass(slots=True)
 class _Unread:
-    """Tokens and text of an answer since the last read. They grow with every step, so nothing is copied."""
+    """Tokens and text of an answer since the last read. Lists: joining tuples would copy everything at every step."""
 
     token_ids: list[int] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.acceptance import RowResult, Trial
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.costs.latency import LatencyModel
@@ -43,10 +43,13 @@ class World:
     """Answers whose drafted tokens are accepted with a chance by draft and domain.
 
     chances: draft → domain → P(a token is accepted | those before it were).
+    behind: each is tried behind a rejected one of n-grams.
     """
 
-    def __init__(self, selection: Selection, chances: Mapping[str, Mapping[str, float]], seed: int = 0) -> None:
-        self.selection, self.chances, self.random = selection, chances, Random(seed)
+    def __init__(
+        self, selection: Selection, chances: Mapping[str, Mapping[str, float]], seed: int = 0, *, behind: bool = False
+    ) -> None:
+        self.selection, self.chances, self.random, self.behind = selection, chances, Random(seed), behind
         self.tokens = self.seconds = 0.0
         self.served: list[tuple[str, str]] = []  # domain, and the draft that wrote most
         self.asked = 0
@@ -77,6 +80,9 @@ class World:
         drafted_s = COSTS.of_draft(False, source).loop_s(1, 0, LENGTH)
         target_s = TARGET.seconds(0, 1 + LENGTH)
         result = RowResult.chain(one.sequence_id, LENGTH, accepted, accepted + 1, source, domain)
+        if self.behind:
+            pairs = [(Trial(own.depth, 0, "ngram", False), own._replace(rank=1)) for own in result.trials]
+            result = result._replace(trials=tuple(trial for pair in pairs for trial in pair))
         plan = Plan((RowPlan.chain(one, LENGTH),), chosen=chosen)
         self.tokens += accepted + 1
         self.seconds += drafted_s + target_s

@@ -13,8 +13,9 @@ from .steps import World, parts, row
 EXPERTS = {"a": {"maths": 0.7, "sql": 0.2}, "b": {"maths": 0.25, "sql": 0.75}}
 
 
-def test_each_domain_gets_the_draft_that_is_accepted_there() -> None:
-    world = World(GoodputSelection(parts()), EXPERTS)
+@pytest.mark.parametrize("behind", [False, True])
+def test_each_domain_gets_the_draft_that_is_accepted_there(behind: bool) -> None:
+    world = World(GoodputSelection(parts()), EXPERTS, behind=behind)
     for _ in range(60):
         world.serve("maths")
         world.serve("sql")

@@ -112,3 +112,25 @@ def test_an_engine_reads_a_prompt_in_parts_beside_rows_that_decode(
     assert read[:2] == [(0, 128), (0, 2)], "nobody decoded"
     assert [tokens for rows, tokens in read[2:] if tokens] == [LEAST, 4], "130 tokens were there already"
     assert texts == wanted
+
+
+@pytest.mark.parametrize(("most", "waiting"), [(None, 2), (1, 1)])
+def test_requests_count_that_have_a_slot_or_could_have_one(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, most: int | None, waiting: int
+) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def tokens(pace: PrefillPace, *numbers: int) -> int:
+        asked.append(numbers)
+        return 128
+
+    monkeypatch.setattr(PrefillPace, "tokens", tokens)
+    monkeypatch.setattr("distillspec.serving.step.core.most_admitted", lambda *_: most)
+    engine = make_engine(max_slots=3, prefill_slowdown=0.3, prefill_chunk=128, prefix_reuse=False)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    engine.submit(Request("first", (5, 6, 7), params))
+    engine.step()
+    for number in range(4):
+        engine.submit(Request(str(number), (5, 6, 7, number + 8), params))
+    engine.step()
+    assert asked == [(0, 1, 3), (1, waiting, 16)]
