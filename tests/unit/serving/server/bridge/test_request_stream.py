@@ -28,6 +28,12 @@ def test_a_slow_reader_gets_one_delta_an_answer() -> None:
     assert sorted(deltas) == [1, 2]
     assert deltas[1].text == deltas[2].text == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     assert deltas[1].token_ids == tuple(range(65, 91))
+    assert deltas[1].kinds == deltas[2].kinds == ("plain",) * 26
+    assert deltas[1].finish_reason is None
+    stream.put(output_delta("b", 0, 66), RowResult.chain("b/0", 2, 0, 1))
+    stream.put(output_delta("b", 0, 65, finish="length"), RowResult.chain("b/0", 1, 1, 1))
+    (last,) = asyncio.run(stream.take())
+    assert (last.text, last.kinds, last.finish_reason) == ("BA", ("corrected", "accepted"), "length")
     stream.fail(ApiError(503, "nothing is left"))
     with pytest.raises(ApiError, match="nothing is left"):
         asyncio.run(stream.take())

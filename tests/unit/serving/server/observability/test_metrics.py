@@ -110,6 +110,35 @@ def test_goodput_is_shown_beside_what_was_predicted_of_it() -> None:
     assert empty["goodput"] is empty["predicted_goodput"] is None
 
 
+def test_rows_of_a_step_are_added_up() -> None:
+    metrics = Metrics("m", speculation_length=4, slots=4, cache_tokens=100)
+    rows = (
+        RowResult.chain("a/0", 3, 0, 1, domain="maths"),
+        RowResult.chain("b/0", 3, 1, 2, domain="maths"),
+        RowResult.chain("c/0", 4, 3, 4, domain="code"),
+        RowResult.chain("d/0", 0, 0, 1),
+    )
+    view = BatchView(tuple(RowView(row.sequence_id, 100, 4) for row in rows))
+    result = StepResult(
+        rows, view, Plan(tuple(RowPlan(row.sequence_id, chain_of(row.depth)) for row in rows)), 0, 0, 1, 1
+    )
+    metrics.observe_step(StepReport(StepOutput(result=result), 4, 0, 100, {"draft": "v"}))
+    seen = samples(metrics.text())
+    assert seen["distillspec:spec_decode_num_drafts_total"] == 3
+    assert seen["distillspec:spec_decode_num_draft_tokens_total"] == 3 + 3 + 4
+    assert seen["distillspec:spec_decode_num_accepted_tokens_total"] == 1 + 3
+    kept = [seen[f"distillspec:spec_decode_num_accepted_tokens_per_pos_total{{position={n}}}"] for n in range(4)]
+    assert kept == [2, 1, 1, 0]
+    judged = {
+        domain: [
+            seen[f"distillspec:draft_tokens_{what}_total{{domain={domain},draft_version=v}}"]
+            for what in ("judged", "accepted")
+        ]
+        for domain in ("maths", "code")
+    }
+    assert judged == {"maths": [1 + 2, 1], "code": [4, 3]}
+
+
 def test_unknown_paths_make_no_new_series(served: Running) -> None:
     for path in ("/a", "/b", "/c/d"):
         served.http.get(path)
