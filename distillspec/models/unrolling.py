@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 
 from distillspec.models.eagle import keeps_keys_alone
@@ -40,7 +40,8 @@ def unrolled(
     passes, needed = _Passes(draft, input_ids, position_ids), _needed(position_ids, wanted)
     fed = last = previous(draft.state_input.fuse(states), position_ids)
     read, own = _Tokens.all(input_ids), []
-    if keeps_keys_alone(draft):  # in every process alike: parallel wrappers count passes
+    # In every process alike: parallel wrappers count passes.
+    if keeps_keys_alone(draft) and not _is_sharded(draft.layers[0]):
         read, others = _Tokens.of(needed[0]), _Tokens.of(~needed[0])
         passes.read(others, others.states(fed), 0, keys_alone=True)
         fed = read.states(fed)
@@ -51,6 +52,15 @@ def unrolled(
         last = passes.read(read, fed, step)
         own.append(draft.head_input(read.at(last, tokens), step, input_ids.flatten()[tokens]))
     return own
+
+
+def _is_sharded(layer: nn.Module) -> bool:
+    """Return True for a layer of FSDP's. Its weights are whole in backward where its output has a gradient alone."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return False
+    from torch.distributed.fsdp import FSDPModule  # takes long to import
+
+    return isinstance(layer, FSDPModule)
 
 
 def _needed(position_ids: Tensor, wanted: Sequence[Tensor]) -> list[Tensor]:

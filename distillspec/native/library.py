@@ -105,7 +105,6 @@ def _loaded(command: Sequence[str], source: Path, name: str) -> ctypes.CDLL:
             except OSError as error:
                 log.warning("%s cannot be loaded and is built again: %s", built, error)
     built = cache_home() / "native" / name
-    built.unlink(missing_ok=True)
     _build(command, source, built)
     return ctypes.CDLL(str(built))
 

@@ -34,8 +34,8 @@ LAUNCHERS = [
 SHARDED = ("fsdp", "deepspeed_zero3")
 # The settings of drafts that read the target's states, and each with a launcher that shards it.
 READS = {
-    "eagle": ("draft=eagle",),
-    "block": ("draft=block",),
+    "eagle": ("draft=eagle", "draft.layers=null"),  # one: its keys are computed alone
+    "block": ("draft=block", "draft.layers=null"),
     "hydra": ("draft=medusa", "draft.sequential=true"),
 }
 READERS = {"eagle": "fsdp", "block": "fsdp", "hydra": "deepspeed_zero3"}

@@ -127,8 +127,24 @@ class ShardedStrategy:
             )
 
 
+@torch.no_grad()
 def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """Return all of a tensor that processes share. All of them take part.
+
+    On CPUs slices are gathered by `all_gather`. `full_tensor` gathers them by an operator whose long name two of gloo's
+    threads write into one string (torch 2.13): that corrupts memory, and a process died of it in one of some hundred
+    launches.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if tensor.device.type != "cpu" or not tensor.placements[0].is_shard(0):
+        return tensor.full_tensor()
+    local, mesh = tensor.to_local(), tensor.device_mesh
+    own = local.new_zeros(-(-len(tensor) // mesh.size()), *tensor.shape[1:])
+    own[: len(local)] = local
+    parts = [torch.empty_like(own) for _ in range(mesh.size())]
+    torch.distributed.all_gather(parts, own, group=mesh.get_group())
+    return torch.cat(parts)[: len(tensor)]
 
 
 def _slice(whole: Tensor, like: DTensor) -> DTensor:
