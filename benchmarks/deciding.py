@@ -1,7 +1,7 @@
 """Decision models: drafts that stop where a token would hardly be accepted, against lengths by goodput and fixed ones.
 
     distill train-stop draft.path=RUN
-    python benchmarks/deciding.py --prompts math.jsonl --draft RUN/draft --stop runs/train-stop/RUN [--batches 1 4]
+    python benchmarks/deciding.py --prompts math.jsonl --draft RUN/draft --stop STOP_RUN/draft [--batches 1 4]
 
 After tables 3 and 4 of multi-candidate decoding (Yang et al. 2024). The sides take turns (`turns.py`): fixed lengths
 from 0 to 6, goodput over chains, and chains of up to 8 tokens that end where the draft's own probability, or what the

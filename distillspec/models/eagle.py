@@ -54,23 +54,29 @@ class EagleLayer(LlamaDecoderLayer):
         embeddings, states = hidden_states.chunk(2, -1)
         both = torch.cat([self.input_layernorm(embeddings), self.hidden_norm(states)], -1)
         if keys_alone:
-            self._keep_keys(both, kwargs["position_embeddings"], kwargs.get("slot_view"), kwargs.get("past_key_values"))
+            self._keep_keys(both, **kwargs)
             return states
         hidden = states + self.self_attn(hidden_states=both, **kwargs)[0]
         changed: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return changed
 
     def _keep_keys(
-        self, both: Tensor, turned: tuple[Tensor, Tensor], view: CacheView | None, cache: Cache | None
+        self,
+        both: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        slot_view: CacheView | None = None,
+        past_key_values: Cache | None = None,
+        **_: Any,
     ) -> None:
         attention = self.self_attn  # packed weights give queries too: the three are one product
         shape = (*both.shape[:-1], -1, attention.head_dim)
         keys, values = (own(both).view(shape).transpose(1, 2) for own in (attention.k_proj, attention.v_proj))
-        keys, _ = apply_rotary_pos_emb(keys, keys, *turned)
-        if view is not None:
-            keep(view, attention.layer_idx, keys, values)
-        elif cache is not None:
-            cache.update(keys, values, attention.layer_idx)
+        keys = apply_rotary_pos_emb(keys, keys, *position_embeddings)[0]
+        if slot_view is not None:
+            keep(slot_view, attention.layer_idx, keys, values)
+        else:
+            assert past_key_values is not None, "keys alone need a cache"
+            past_key_values.update(keys, values, attention.layer_idx)
 
 
 def keeps_keys_alone(draft: LanguageModel) -> bool:
