@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distillspec.commands.unseen import trained_prompts
-from distillspec.config import DataConfig, TargetConfig
+from distillspec.config import TargetConfig
 from distillspec.config.registry import SELECTIONS
-from distillspec.data.chat import render_prompt
-from distillspec.data.prompts import prompt_key, read_rows
-from distillspec.errors import ConfigError
 from distillspec.evaluation.turns import in_turn
-from distillspec.models import LanguageModel, load_target
+from distillspec.models import load_target
 from distillspec.progress import progress
+from distillspec.recipes.unseen import unseen_prompts
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.baselines.named import named_controller
@@ -82,8 +78,7 @@ class Live:
         with ExitStack() as opened:
             sides = self._sides(batch, opened)
             engine = sides[NONE].engine
-            seen = frozenset().union(*(trained_prompts(draft.lineage) for draft in engine.drafts.values()))
-            asked = _prompts(self.files, engine.target, self.rounds * self.each, seen)
+            asked = self._asked(engine, self.rounds * self.each)
             rates: dict[str, list[float]] = {name: [] for name in sides}
             by_domain: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
             line = opened.enter_context(progress(f"batch {batch}"))
@@ -105,6 +100,12 @@ class Live:
             },
             "chose": chosen,
         }
+
+    def _asked(self, engine: Engine, count: int) -> dict[str, list[Asked]]:
+        """Return `count` prompts of each file that no draft was trained on, by domain."""
+        drafts = list(engine.drafts.values())
+        prompts = {file.stem: unseen_prompts(file, engine.target, drafts, count, LONGEST) for file in self.files}
+        return {domain: [Asked(domain, ids) for ids in own] for domain, own in prompts.items()}
 
     def _sides(self, batch: int, opened: ExitStack) -> dict[str, Side]:
         """Return all sides by name. Sides with the same sources share an engine."""
@@ -179,25 +180,3 @@ def _figures(controller: LengthController) -> dict[str, Any]:
     assert chosen is not None
     figures = {name: dict(getattr(chosen.figures, name)) for name in ("requests", "tokens", "switches")}
     return {**figures, "explored": chosen.figures.explored, "lost": chosen.figures.lost}
-
-
-def _prompts(files: Sequence[Path], target: LanguageModel, count: int, seen: Collection[str]) -> dict[str, list[Asked]]:
-    """Return `count` prompts of each file that no draft was trained on, by domain.
-
-    Raises:
-        ConfigError: a file has fewer.
-    """
-    found: dict[str, list[Asked]] = {}
-    for file in files:
-        rows = read_rows(DataConfig(prompts=str(file)))
-        texts = (render_prompt(target.text_tokenizer, row["prompt"]) for row in rows)
-        fit = (ids for ids in texts if len(ids) <= LONGEST and prompt_key(ids) not in seen)
-        found[file.stem] = [Asked(file.stem, ids) for ids in islice(fit, count)]
-        if len(found[file.stem]) < count:
-            raise ConfigError(f"{file} has {len(found[file.stem])} short prompts that no draft has seen, not {count}")
-    return found
-
-
-def ratios(rates: Mapping[str, Sequence[float]], name: str, other: str) -> list[float]:
-    """Return a side's rate over another's, by round."""
-    return [a / b for a, b in zip(rates[name], rates[other], strict=True)]

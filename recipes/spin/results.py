@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ from matplotlib.figure import Figure
 
 from distillspec.files import write_json, write_png, write_text
 from distillspec.provenance import provenance
-from distillspec.recipes.spin.live import BESIDE, NONE, ratios
+from distillspec.recipes.rates import best_on_odd, interval, ratios, shown
+from distillspec.recipes.spin.live import BESIDE, NONE
 from distillspec.recipes.spin.simulated import tables
 
 
@@ -31,7 +31,7 @@ def write_results(root: Path, live: Mapping[str, Any], simulated: dict[str, Any]
 
 def best_draft(found: Mapping[str, Any], drafts: Sequence[str]) -> str:
     """Return the best single draft by its median over rounds 1, 3, …. It is compared on all of them."""
-    return max(drafts, key=lambda name: statistics.median(found["tokens_per_s"][name][::2]))
+    return best_on_odd(found["tokens_per_s"], drafts)
 
 
 def best_by_domain(found: Mapping[str, Any], drafts: Sequence[str]) -> float:
@@ -39,15 +39,6 @@ def best_by_domain(found: Mapping[str, Any], drafts: Sequence[str]) -> float:
     rates, best = found["by_domain"], best_draft(found, drafts)
     each = [max(rates[name][domain] for name in drafts) for domain in rates[best]]
     return statistics.harmonic_mean(each) / statistics.harmonic_mean(list(rates[best].values()))
-
-
-def interval(found: Sequence[float]) -> tuple[float, float, float]:
-    """Return the geometric mean of ratios, and two standard errors around it."""
-    logs = [math.log(ratio) for ratio in found]
-    mean, half = statistics.fmean(logs), 0.0
-    if len(logs) > 1:
-        half = 2 * statistics.stdev(logs) / len(logs) ** 0.5
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
 def _live_table(batch: str, found: Mapping[str, Any], drafts: Sequence[str]) -> str:
@@ -64,14 +55,10 @@ def _live_table(batch: str, found: Mapping[str, Any], drafts: Sequence[str]) -> 
         named = ", ".join(f"{name} for {domain}" for domain, name in kinds.items())
         lines[0] += f"; best of each domain ({named}): {best_by_domain(found, drafts):.2f} times {best}"
     for name, own in rates.items():
-        over = [_shown(interval(ratios(rates, name, other))) for other in (NONE, best, beside)]
+        over = [shown(interval(ratios(rates, name, other))) for other in (NONE, best, beside)]
         cells = [f"{found['by_domain'][name][domain]:.1f}" for domain in domains]
         lines.append(f"| {name} | {statistics.median(own):.1f} | {' | '.join(over)} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _shown(found: tuple[float, float, float]) -> str:
-    return "{:.2f} [{:.2f}, {:.2f}]".format(*found)
 
 
 def _picture(live: Mapping[str, Any], drafts: Sequence[str], path: Path) -> None:

@@ -26,6 +26,7 @@ from distillspec.recipes.osd.side import Side, Turn
 from distillspec.recipes.spin import __main__ as spin
 from distillspec.recipes.spin.simulated import Simulated
 from distillspec.recipes.trees import __main__ as trees
+from distillspec.recipes.trees import room
 
 
 @pytest.fixture
@@ -85,6 +86,22 @@ def test_trees_are_compared_and_finished_runs_are_kept(
     assert trees.main() == 0
     assert Path("out/chain/summary.json").stat().st_mtime_ns == written
     assert "| roots-2 | (2, 4, 3, 1, 1), 82 tokens | target_initialised |" in capsys.readouterr().out
+
+
+def test_the_oracle_writes_the_same_text_in_no_more_steps(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert distill(["init-draft", "target=tiny", "draft=pruned", "draft.layers=2", "hydra.run.dir=draft"]) == 0
+    files = ["--prompts", str(prompts), "--draft", "draft", "--output", "out", "--target", "tiny"]
+    sizes = ["--batches", "1", "2", "--temperatures", "0.7", "--rounds", "2", "--tokens", "10"]
+    monkeypatch.setattr(sys, "argv", ["room", *files, *sizes])
+    assert room.main() == 0
+    alone, together = json.loads(Path("out/room.json").read_text())["cells"]
+    for shape in alone["depths"]:
+        assert alone["tokens_per_step"][f"{shape}, foreseen"] == alone["tokens_per_step"][shape]
+    assert together["batch"] == 2
+    assert "| tree (4, 2, 2, 1) |" in capsys.readouterr().out
 
 
 def test_selections_among_drafts_are_compared_live_and_simulated(
