@@ -16,11 +16,14 @@ from distillspec.errors import ConfigError
 from distillspec.generation import make_generator
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.models.draft import DEFAULT_LAYERS, kept_ids_of
+from distillspec.models.eagle import begin_evenly, channel_scale, lends_layers
+from distillspec.models.features import read_states
 from distillspec.models.vocabulary import choose_kept_ids, expected_counts
 from distillspec.progress import TokenMeter, progress
 from distillspec.types import GenerationRequest, Sample
 
 CALIBRATION_PROMPTS = 4
+SCALE_TEXTS = 16
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -32,11 +35,12 @@ def prepare_draft(
     """Return the untrained draft.
 
     Args:
-        texts: returns target-written samples, which choose the vocabulary, and the layers with
-            `draft.select=acceptance`. Called at most once, and only where something is to be chosen.
+        texts: returns target-written samples, which choose the vocabulary, the layers with `draft.select=acceptance`,
+            and the scale of states. Called at most once, and only where something is to be chosen.
     """
     by_acceptance = config.kind == "pruned" and config.select == "acceptance" and config.keep is None
-    samples = texts() if by_acceptance or config.vocabulary is not None else []
+    by_states = config.kind == "eagle" and not lends_layers(target)
+    samples = texts() if by_acceptance or by_states or config.vocabulary is not None else []
     kept_ids = None
     if config.vocabulary is not None:
         kept_ids = vocabulary_of(samples, target, config.vocabulary, among=kept_ids_of(config, target))
@@ -54,7 +58,20 @@ def prepare_draft(
                 acceptance=make_acceptance_probe(target, samples[:CALIBRATION_PROMPTS]),
                 on_step=show,
             )
-    return initialise_draft(config, target, kept_ids=kept_ids)
+    draft = initialise_draft(config, target, kept_ids=kept_ids)
+    if by_states:
+        begin_evenly(draft, _channel_scale(target, samples[:SCALE_TEXTS], draft.state_ids))
+    return draft
+
+
+def _channel_scale(target: LanguageModel, samples: Sequence[Sample], state_ids: Sequence[int]) -> Tensor:
+    """Return the scale of each channel of these states. A text's first token is left out: its states are unlike."""
+    found = []
+    for sample in samples:
+        ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]], device=target.device)
+        places = torch.arange(ids.shape[1], device=target.device)[None]
+        found.append(read_states(target, ids, places, state_ids)[0, 1:])
+    return channel_scale(torch.cat(found))
 
 
 def target_texts(config: DataConfig, target: LanguageModel, folder: DataFolder, seed: int) -> list[Sample]:

@@ -58,7 +58,8 @@ def eagle_weights(draft: LanguageModel, target: LanguageModel, form: str, ids: S
     """Return the draft's weights by the names of `form`, the fusion's on the states `ids`."""
     own = own_parameters(draft, embeddings=not reads_targets_embeddings(draft, target))
     weights = {_their_name(name, form): value.detach() for name, value in own.items()}
-    weights["fc.weight"] = fusion(weights["fc.weight"], draft.state_ids, ids)
+    assert draft.state_input is not None
+    weights["fc.weight"] = fusion(draft.state_input.fusion(), draft.state_ids, ids)
     return weights
 
 

@@ -89,10 +89,10 @@ class DraftSteps:
         kernel, head = vector_kernel(), model.head.weight.detach()
         self._head, self._padded = few.pages.keep(kernel.packed(head, few.kind.weights)), kernel.rows(len(head))
         joins = model.state_input
-        parts = (None, None) if joins is None else (joins.fc, joins.projection)
+        projection = None if joins is None or joins.projection is None else joins.projection.weight.detach()
         self._fusion, self._projection = (
-            None if part is None else few.pages.keep(kernel.packed(part.weight.detach(), few.kind.weights))  # type: ignore[operator]
-            for part in parts
+            None if part is None else few.pages.keep(kernel.packed(part, few.kind.weights))
+            for part in (None if joins is None else joins.fusion(), projection)
         )
         self._ids = None if model.kept_ids is None else model.kept_ids.long().contiguous()
 

@@ -126,11 +126,42 @@ def begin_from(model: PreTrainedModel, target: LanguageModel) -> int:
     tensors copied.
     """
     layers, copied = list(model.get_decoder().layers), 0
-    final = getattr(target.decoder, "norm", None)
-    if final is not None and _is_plain_norm(final):
+    if lends_layers(target):
         for own, theirs in zip(reversed(layers), reversed(target.layers), strict=False):
             copied += _copy_layer(own, dict(theirs.named_parameters()), first=own is layers[0])
     return copied + copy_ends(model, target)
+
+
+def lends_layers(target: LanguageModel) -> bool:
+    """Return True for a target whose layers `begin_from` copies: their norms multiply by their weights."""
+    final = getattr(target.decoder, "norm", None)
+    return final is not None and _is_plain_norm(final)
+
+
+@torch.no_grad()
+def begin_evenly(draft: LanguageModel, scale: Tensor) -> None:
+    """Let a draft of random layers begin with scaled states, and with a nearly even distribution.
+
+    States of hundreds, as gemma's are, would drown what random layers add to them, and behind the target's final norm
+    they are sure of wrong tokens.
+
+    Args:
+        scale: of each channel, `[len(state_ids) · D]` (`channel_scale`).
+    """
+    assert draft.state_input is not None
+    weight = draft.head.weight
+    draft.state_input.scale = scale.to(weight.device)
+    spread = weight.float().square().mean().sqrt() * weight.shape[1] ** 0.5  # of logits, of a state of ones
+    deferred_scale(draft.decoder).fill_(1 / float(spread))
+
+
+def channel_scale(states: Tensor) -> Tensor:
+    """Return the powers of two `[F]` float32 that bring the root mean square of each channel of `[n, F]` next to 1.
+
+    In every number format a product with them is exact.
+    """
+    size = states.float().square().mean(0).clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.exp2(-(size.log2() / 2).round())
 
 
 @torch.no_grad()

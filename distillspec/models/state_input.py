@@ -31,12 +31,16 @@ class StateInput(nn.Module):
 
     Attributes:
         state_ids: states of the target, numbered as in `FeatureTap`.
+        scale: `[len(state_ids) · D]` what the target's states are multiplied by first, None for nothing.
     """
+
+    scale: Tensor | None
 
     def __init__(self, way: str, state_ids: Sequence[int], target_width: int, width: int) -> None:
         super().__init__()
         self.way, self.state_ids = way, tuple(state_ids)
         self.target_width = target_width
+        self.register_buffer("scale", None)
         self.fc: nn.Module = nn.Identity()
         if way == PARALLEL and len(self.state_ids) == 1 and target_width == width:
             self.projection = None
@@ -61,8 +65,15 @@ class StateInput(nn.Module):
         """Return one state `[…, width]` of the target's `[…, len(state_ids) · D]`."""
         if not isinstance(self.fc, nn.Linear):
             return states
-        fused: Tensor = self.fc(states.to(self.fc.weight.dtype))
+        read = states.to(self.fc.weight.dtype)
+        fused: Tensor = self.fc(read if self.scale is None else read * self.scale.to(read))
         return fused
+
+    def fusion(self) -> Tensor:
+        """Return the matrix `[width, len(state_ids) · D]` that fuses the states as the target hands them out."""
+        assert isinstance(self.fc, nn.Linear), "heads on the state itself fuse nothing"
+        weight = self.fc.weight.detach()
+        return weight if self.scale is None else weight * self.scale.to(weight)
 
     def forward(self, embeddings: Tensor, fed: Tensor, input_ids: Tensor | None = None) -> Tensor:
         """Return the first layer's input.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -11,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from distillspec.commands.untrained import make_acceptance_probe, target_texts, texts_of_run
-from distillspec.config import DataConfig
+from distillspec.commands.untrained import make_acceptance_probe, prepare_draft, target_texts, texts_of_run
+from distillspec.config import DataConfig, DraftConfig
 from distillspec.data.collect import score
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import PromptSet
 from distillspec.data.shards import ShardWriter
 from distillspec.generation import GENERATORS, SlotGenerator
 from distillspec.models import LanguageModel
+from distillspec.models.features import read_states
 from distillspec.signals import SignalRequest
 from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy
 
@@ -115,6 +117,35 @@ def test_layers_are_told_apart_where_little_is_accepted(target: LanguageModel, m
         scores[name] = (probe(), _mean_acceptance(logits, whole))
     assert scores["lucky"][1] > scores["near"][1]
     assert scores["near"][0] > scores["lucky"][0]
+
+
+def test_a_draft_of_random_layers_begins_evenly_and_with_states_of_one_size(random_model) -> None:
+    """Gemma's layers are not copied, and its states are hundreds: random layers would add nothing to them."""
+    shared = random_model("gemma3_text")
+    target = replace(shared, model=copy.deepcopy(shared.model))
+    with torch.no_grad():
+        target.layers[0].post_feedforward_layernorm.weight += torch.linspace(50, 500, len(target.decoder.norm.weight))
+    texts = [Sample(str(i), "d", (1, 20 + i), tuple(range(40 + i, 80 + i))) for i in range(4)]
+    draft = prepare_draft(DraftConfig(kind="eagle", vocabulary=64), target, lambda: texts)
+    joins = draft.state_input
+    assert joins is not None
+    assert joins.scale is not None
+    assert torch.equal(torch.exp2(joins.scale.log2().round()), joins.scale)
+    ids = torch.tensor([[1, 21, *range(41, 81)]])
+    places = torch.arange(ids.shape[1])[None]
+    states = read_states(target, ids, places, draft.state_ids)[0, 1:]
+    size = (states * joins.scale).square().mean(0).sqrt()
+    assert states.square().mean().sqrt() > 30
+    assert float(size.min()) > 0.5
+    assert float(size.max()) < 2
+    torch.testing.assert_close(joins.fuse(states), states @ joins.fusion().T)
+    assert draft.head.logits(draft.normed(joins.fuse(states))).std() < 3
+
+
+def test_a_draft_that_begins_as_the_targets_layer_reads_states_as_they_are(target: LanguageModel) -> None:
+    draft = prepare_draft(DraftConfig(kind="eagle"), target, lambda: pytest.fail("nothing is chosen by text"))
+    assert draft.state_input is not None
+    assert draft.state_input.scale is None
 
 
 def _mean_acceptance(ours: torch.Tensor, theirs: torch.Tensor) -> float:

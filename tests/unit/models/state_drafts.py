@@ -12,6 +12,7 @@ from distillspec.models.features import read_states
 
 KINDS = {
     "eagle": DraftConfig(kind="eagle", feature_ids=[1, 3]),
+    "scaled eagle": DraftConfig(kind="eagle", feature_ids=[1, 3]),  # as for targets whose layers are not copied
     "two layers of eagle": DraftConfig(kind="eagle", layers=2),
     "features": DraftConfig(kind="pruned", layers=2, features=True),
     "medusa": DraftConfig(kind="medusa"),
@@ -25,6 +26,9 @@ ATTENDING = [kind for kind, config in KINDS.items() if config.kind != "medusa"]
 def state_draft(kind: str, target: LanguageModel, kept_ids: Tensor | None = None, noise: float = 0.1) -> LanguageModel:
     """Return a draft in the target's dtype. Noise lets it use what begins at zero."""
     draft = initialise_draft(KINDS[kind], target, kept_ids=kept_ids)
+    if kind.startswith("scaled"):
+        assert draft.state_input is not None
+        draft.state_input.scale = torch.full((len(draft.state_ids) * draft.state_input.target_width,), 0.25)
     draft.model.to(target.dtype)
     generator = torch.Generator().manual_seed(1)
     embeddings = draft.model.get_input_embeddings().weight

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=f"no kernel here: {why_not()}"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="for CPUs"),
 ]
-KINDS = ("tokens", "truncated", "eagle", "features")
+KINDS = ("tokens", "truncated", "eagle", "scaled eagle", "features")
 
 
 def draft_of(kind: str, dtype: torch.dtype) -> tuple[LanguageModel, LanguageModel]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
+from tokenizers import AddedToken
 
 from distillspec.models import LanguageModel
 from distillspec.models.vocabulary import choose_kept_ids, count_tokens, expected_counts
@@ -10,12 +13,20 @@ from distillspec.signals import TeacherSignal
 from distillspec.types import Sample
 
 
-def test_the_most_frequent_ids_and_all_special_tokens_are_kept(target: LanguageModel) -> None:
+def test_the_most_frequent_ids_and_special_tokens_with_a_role_are_kept(target: LanguageModel) -> None:
     counts = count_tokens([[200, 200, 200, 150, 150, 90], []], target.identity.vocab_size)
     kept = choose_kept_ids(counts, 5, target.tokenizer)
-    assert kept.tolist() == [0, 1, 2, 150, 200]  # the tiny tokenizer's special tokens were never counted
-    assert choose_kept_ids(counts, 1, target.tokenizer).tolist() == [0, 1, 2]
+    assert kept.tolist() == [1, 2, 90, 150, 200]  # the tiny tokenizer's were never counted, and token 0 has no role
+    assert choose_kept_ids(counts, 1, target.tokenizer).tolist() == [1, 2]
     assert len(choose_kept_ids(counts, 10**6, target.tokenizer)) == target.identity.vocab_size
+
+
+def test_reserved_tokens_without_a_role_count_as_often_as_they_occur(target: LanguageModel) -> None:
+    """Gemma reserves 6,200: they left no room for words in a vocabulary of 2,048."""
+    tokenizer = copy.deepcopy(target.text_tokenizer)
+    tokenizer.add_tokens([AddedToken(f"<unused{i}>", special=True) for i in range(40)])
+    counts = count_tokens([[200, 200, 200, 150, 150, 270]], len(tokenizer))
+    assert choose_kept_ids(counts, 5, tokenizer).tolist() == [1, 2, 150, 200, 270]
 
 
 def test_unseen_places_are_filled_from_the_lowest_ids(target: LanguageModel) -> None:
