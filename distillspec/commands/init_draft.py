@@ -16,7 +16,7 @@ from distillspec.types import Sample
 
 
 def run(config: InitDraftCommand, folder: Path) -> None:
-    """Write the draft to `folder/draft`. Sample text only where vocabulary or layers are chosen by it."""
+    """Write the draft to `folder/draft`. Sample text only where something is chosen by it (`prepare_draft`)."""
     check_sources(config.data)
     torch.manual_seed(config.seed)
     target = load_target(config.target)
