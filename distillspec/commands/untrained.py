@@ -65,12 +65,18 @@ def prepare_draft(
 
 
 def _channel_scale(target: LanguageModel, samples: Sequence[Sample], state_ids: Sequence[int]) -> Tensor:
-    """Return the scale of each channel of these states. A text's first token is left out: its states are unlike."""
+    """Return the scale of each channel of these states. A text's first token is left out: its states are unlike.
+
+    Raises:
+        ConfigError: there is no text.
+    """
     found = []
     for sample in samples:
         ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]], device=target.device)
         places = torch.arange(ids.shape[1], device=target.device)[None]
         found.append(read_states(target, ids, places, state_ids)[0, 1:])
+    if not sum(map(len, found)):
+        raise ConfigError(f"draft=eagle needs text, to scale the states of {target.name} by; give data.prompts")
     return channel_scale(torch.cat(found))
 
 
@@ -129,7 +135,7 @@ def vocabulary_of(samples: Sequence[Sample], target: LanguageModel, size: int, a
     counts = expected_counts(samples, target.identity.vocab_size)
     if among is not None:
         counts[~torch.isin(torch.arange(len(counts)), among)] = -1
-    return choose_kept_ids(counts, size, target.text_tokenizer)
+    return choose_kept_ids(counts, size, target.text_tokenizer, target.stop_ids)
 
 
 def make_acceptance_probe(target: LanguageModel, samples: Sequence[Sample]) -> Callable[[], float]:

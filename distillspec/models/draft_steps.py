@@ -99,7 +99,7 @@ class DraftSteps:
     @staticmethod
     def of(model: LanguageModel, few: FewTokens | None) -> DraftSteps | None:
         """Return the loop of a model whose layers the kernel runs, None where it is not made for the rest."""
-        if few is None or (model.state_input is not None and not _reads(model)):
+        if few is None or (model.state_input is not None and not _reads(model, few.kind.weights)):
             return None
         head, embeddings = model.head, model.model.get_input_embeddings()
         plain = head.bias is None and head.scale == 1.0 and head.softcap is None and type(embeddings) is nn.Embedding
@@ -146,10 +146,12 @@ class DraftSteps:
         return [embeddings, _at(self._fusion), _at(self._projection), kept, width, columns]
 
 
-def _reads(model: LanguageModel) -> bool:
-    """Return True if the kernel can bring in the states that a draft reads."""
+def _reads(model: LanguageModel, weights: torch.dtype) -> bool:
+    """Return True if the kernel can bring in the states that a draft reads, by weights of this dtype."""
     joins = model.state_input
     assert joins is not None
+    if joins.scale is not None and weights != torch.bfloat16:  # codes, and float16, round small numbers to nothing
+        return False
     return joins.way in (JOINED, ADDED) and joins.target_width % vector_kernel().lanes == 0
 
 

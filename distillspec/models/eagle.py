@@ -15,6 +15,7 @@ from distillspec.models.slot_attention import CacheView, is_hooked, keep
 from distillspec.models.state_input import JOINED, StateInput, defer_norm, deferred_scale
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+MOST_SCALED = 15  # powers of two by which a channel is scaled
 
 
 class EagleDecoder(LlamaModel):
@@ -158,10 +159,10 @@ def begin_evenly(draft: LanguageModel, scale: Tensor) -> None:
 def channel_scale(states: Tensor) -> Tensor:
     """Return the powers of two `[F]` float32 that bring the root mean square of each channel of `[n, F]` next to 1.
 
-    In every number format a product with them is exact.
+    A product with them is exact in float32 and bfloat16. They are bounded: what is 0 here may not be so elsewhere.
     """
     size = states.float().square().mean(0).clamp(min=torch.finfo(torch.float32).tiny)
-    return torch.exp2(-(size.log2() / 2).round())
+    return torch.exp2(-(size.log2() / 2).round().clamp(-MOST_SCALED, MOST_SCALED))
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -41,14 +41,17 @@ def expected_counts(samples: Iterable[Sample], vocab_size: int, *, prompts: bool
     return counts
 
 
-def choose_kept_ids(counts: Tensor, size: int, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """Return the `size` most frequent ids, sorted, with all `special_ids`. Ties go to lower ids.
+def choose_kept_ids(
+    counts: Tensor, size: int, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int] = ()
+) -> Tensor:
+    """Return the `size` most frequent ids, sorted, with all `special_ids` and `stop_ids`. Ties go to lower ids.
 
     Lower ids of a BPE tokenizer are the earlier, more common merges, so unseen tokens are filled in by id. Special
     tokens are kept even if they are more than `size`. Ids with a negative count are left out.
     """
     counts = counts.to(torch.float64, copy=True)
-    special = [token for token in special_ids(tokenizer, counts.numel()) if counts[token] >= 0]
+    known = {*special_ids(tokenizer, counts.numel()), *(token for token in stop_ids if token < counts.numel())}
+    special = [token for token in sorted(known) if counts[token] >= 0]
     counts[special] = counts.max() + 1
     order = torch.argsort(counts, descending=True, stable=True)
     return torch.sort(order[: max(size, len(special))]).values

@@ -2,7 +2,8 @@
 
 Greedy text, and text of seeded requests, is the same whatever is drafted. So one run over a prompt tells how many
 drafted tokens stand at each place of its text, and a second run drafts so many there. No policy for how long to
-draft is faster, as long as a drafted token that stands costs less than a step.
+draft is faster, as long as a drafted token that stands costs less than a step. In bfloat16 passes of other shapes may
+round to another text: such a round is no oracle's, and is told apart (`judge`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from distillspec.serving.base.shape import TreeShape
 
 @dataclass
 class Standing:
-    """How many drafted tokens stood, by request and by tokens of its text."""
+    """Numbers of drafted tokens that stood, by request and by tokens of its text."""
 
     found: dict[tuple[str, int], int] = field(default_factory=dict)
 

@@ -65,6 +65,7 @@ class Room:
     temperatures: Sequence[float]
     rounds: int
     tokens: int
+    dtype: str = "auto"
 
     def run(self) -> list[dict[str, Any]]:
         """Return tokens a second and a step of each side, by batch, temperature and round."""
@@ -104,7 +105,7 @@ class Room:
     @contextmanager
     def _engine(self, batch: int) -> Iterator[tuple[Engine, list[tuple[int, ...]]]]:
         """Yield an engine, and prompts that its draft has not seen."""
-        target = load_target(TargetConfig(path=self.target))
+        target = load_target(TargetConfig(path=self.target, dtype=self.dtype))
         draft = load_draft(self.draft, target)
         settings = EngineSettings(
             max_slots=batch,
@@ -170,9 +171,10 @@ def _room() -> tuple[Room, Path]:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--dtype", default="auto", help="of target and draft; in float32 the oracle seldom errs")
     options = parser.parse_args()
     check_prompts(parser, options.prompts)
-    given = (options.batches, options.temperatures, options.rounds, options.tokens)
+    given = (options.batches, options.temperatures, options.rounds, options.tokens, options.dtype)
     return Room(options.prompts, options.draft, options.target, *given), Path(options.output)
 
 

@@ -43,24 +43,39 @@ def judge(cell: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the oracle adds, and the share of it that goodput reaches.
 
     Returns:
-        room: tokens/s of each shape that is cut over those of the whole one, with two standard errors.
+        room: tokens/s of each shape that is cut over those of the whole one, with two standard errors, over the rounds
+            in which both took the same steps. Elsewhere roundings made them write different texts.
+        alike: the number of these rounds.
         over_best: tokens/s of every side over those of the best fixed length, chosen on odd rounds, on even ones.
         share: log(goodput over the best fixed length) / log(the oracle's chain over it), None without room.
         accepted: tokens of the longest accepted path over the shape's levels.
     """
     rates, depths = cell["tokens_per_s"], cell["depths"]
+    alike = {name: _alike(cell["tokens_per_step"], name) for name in depths}
     best = best_on_odd(rates, [name for name in rates if name == NONE or name in _fixed(rates, depths)])
     over = {name: interval(ratios(rates, name, best)[1::2]) for name in rates}
     oracle = max(over[cut(name)][0] for name in depths if name.startswith(CHAIN))
     return {
         "best": best,
-        "room": {name: interval(ratios(rates, cut(name), name)) for name in depths},
+        "room": {name: _room(rates, name, rounds) for name, rounds in alike.items()},
+        "alike": {name: len(rounds) for name, rounds in alike.items()},
         "over_best": over,
         "share": math.log(over[GOODPUT][0]) / math.log(oracle) if oracle > 1 else None,
         "accepted": {
             name: (statistics.fmean(cell["tokens_per_step"][name]) - 1) / depth for name, depth in depths.items()
         },
     }
+
+
+def _alike(lengths: Mapping[str, Sequence[float]], name: str) -> list[int]:
+    """Return the rounds in which a shape and the cut one took steps of the same length."""
+    pairs = enumerate(zip(lengths[name], lengths[cut(name)], strict=True))
+    return [round_ for round_, (whole, foreseen) in pairs if math.isclose(whole, foreseen)]
+
+
+def _room(rates: Mapping[str, Sequence[float]], name: str, rounds: Sequence[int]) -> tuple[float, float, float] | None:
+    found = ratios(rates, cut(name), name)
+    return interval([found[round_] for round_ in rounds]) if rounds else None
 
 
 def _fixed(rates: Mapping[str, Any], depths: Mapping[str, int]) -> list[str]:
@@ -74,12 +89,14 @@ def _table(cell: Mapping[str, Any]) -> str:
     lines = [
         f"Batch {cell['batch']}, T = {cell['temperature']}; best fixed length: {cell['best']}; {share}",
         "",
-        f"| shape | accepted of its levels | tokens/s | × {cell['best']} | foreseen, × {cell['best']} | × the shape |",
+        f"| shape | accepted of its levels | tokens/s | × {cell['best']} | foreseen, × {cell['best']} "
+        "| × the shape, in rounds alike |",
         f"|{'---|' * 6}",
     ]
     for name, rates in cell["tokens_per_s"].items():
         if name in cell["depths"]:
-            over = shown(cell["over_best"][cut(name)]), shown(cell["room"][name])
+            room = "–" if cell["room"][name] is None else shown(cell["room"][name])
+            over = shown(cell["over_best"][cut(name)]), f"{room} in {cell['alike'][name]}"
             accepted = f"{cell['accepted'][name]:.2f}"
         elif cut(name) in cell["tokens_per_s"] or "," in name:
             continue

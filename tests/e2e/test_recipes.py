@@ -94,7 +94,7 @@ def test_the_oracle_writes_the_same_text_in_no_more_steps(
     monkeypatch.chdir(tmp_path)
     assert distill(["init-draft", "target=tiny", "draft=pruned", "draft.layers=2", "hydra.run.dir=draft"]) == 0
     files = ["--prompts", str(prompts), "--draft", "draft", "--output", "out", "--target", "tiny"]
-    sizes = ["--batches", "1", "2", "--temperatures", "0.7", "--rounds", "2", "--tokens", "10"]
+    sizes = ["--batches", "1", "2", "--temperatures", "0.7", "--rounds", "2", "--tokens", "10", "--dtype", "float32"]
     monkeypatch.setattr(sys, "argv", ["room", *files, *sizes])
     assert room.main() == 0
     alone, together = json.loads(Path("out/room.json").read_text())["cells"]

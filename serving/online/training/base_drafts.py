@@ -107,7 +107,8 @@ class BaseDrafts:
         if draft.kept_ids is None or most is None:
             return draft, None
         counts, size = needed_counts(examples, draft.identity.vocab_size), draft.identity.vocab_size
-        fixed = draft.stop_ids if draft.tokenizer is None else special_ids(draft.tokenizer, size)
+        special = () if draft.tokenizer is None else special_ids(draft.tokenizer, size)
+        fixed = sorted({*draft.stop_ids, *special})
         ids = renewed_ids(draft.kept_ids, counts, most, fixed)
         if torch.equal(ids, draft.kept_ids) or not can_renew(draft, target := self._target.embeddings()):
             return draft, None

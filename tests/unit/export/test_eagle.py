@@ -115,10 +115,13 @@ def test_more_states_than_three_in_any_order(form: str, random_model: RandomMode
 
 
 @pytest.mark.numerics
+@pytest.mark.parametrize("kind", ["two layers of eagle", "scaled eagle"])
 @pytest.mark.parametrize("form", ["vllm", "speculators"])
-def test_layers_behind_the_first_are_a_llamas(form: str, random_model: RandomModel, tmp_path: Path) -> None:
+def test_layers_behind_the_first_and_scaled_states_are_a_llamas(
+    form: str, kind: str, random_model: RandomModel, tmp_path: Path
+) -> None:
     target = random_model("llama", DOUBLE)
-    folder = saved(tmp_path / "draft", target, "two layers of eagle")
+    folder = saved(tmp_path / "draft", target, kind)
     export_draft(folder, tmp_path / "out", form, target, dtype="float32")
     draft = load_draft(folder, target, dtype=DOUBLE)
     engine = EagleEngine(tmp_path / "out", embeddings_of(target))

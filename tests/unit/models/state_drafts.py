@@ -28,7 +28,8 @@ def state_draft(kind: str, target: LanguageModel, kept_ids: Tensor | None = None
     draft = initialise_draft(KINDS[kind], target, kept_ids=kept_ids)
     if kind.startswith("scaled"):
         assert draft.state_input is not None
-        draft.state_input.scale = torch.full((len(draft.state_ids) * draft.state_input.target_width,), 0.25)
+        columns = len(draft.state_ids) * draft.state_input.target_width
+        draft.state_input.scale = torch.exp2(-(torch.arange(columns) % 5).float())
     draft.model.to(target.dtype)
     generator = torch.Generator().manual_seed(1)
     embeddings = draft.model.get_input_embeddings().weight

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=f"no kernel here: {why_not()}"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="for CPUs"),
 ]
-KINDS = ("tokens", "truncated", "eagle", "scaled eagle", "features")
+KINDS = ("tokens", "truncated", "eagle", "features")
 
 
 def draft_of(kind: str, dtype: torch.dtype) -> tuple[LanguageModel, LanguageModel]:
@@ -63,6 +63,20 @@ def test_rows_at_the_contexts_end_are_drafted_beside_others() -> None:
     near, far = (steps.run(SlotCache(2, end), unread, chains(2, 3), None) for end in (12, 40))
     assert torch.equal(near.ids[3:], far.ids[3:])
     assert bool(near.finite.all())
+
+
+@torch.inference_mode()
+def test_scaled_states_are_left_to_others_where_small_weights_would_vanish() -> None:
+    """float16, and codes with a step a row, round a column of 2^-12 beside others to nothing."""
+    target = llama(torch.float32)
+    for dtype in (torch.float32, torch.bfloat16):
+        draft = state_draft("scaled eagle", target)
+        draft.model.to(dtype)
+        for eight in (False, True):
+            few = FewTokens.of(draft, exact=False, eight=eight)
+            assert few is not None
+            exact = few.kind.weights == torch.bfloat16
+            assert (DraftSteps.of(draft, few) is not None) == exact
 
 
 @torch.inference_mode()

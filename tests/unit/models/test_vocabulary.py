@@ -27,6 +27,7 @@ def test_reserved_tokens_without_a_role_count_as_often_as_they_occur(target: Lan
     tokenizer.add_tokens([AddedToken(f"<unused{i}>", special=True) for i in range(40)])
     counts = count_tokens([[200, 200, 200, 150, 150, 270]], len(tokenizer))
     assert choose_kept_ids(counts, 5, tokenizer).tolist() == [1, 2, 150, 200, 270]
+    assert choose_kept_ids(counts, 5, tokenizer, [280, 10**6]).tolist() == [1, 2, 150, 200, 280], "it may end an answer"
 
 
 def test_unseen_places_are_filled_from_the_lowest_ids(target: LanguageModel) -> None:

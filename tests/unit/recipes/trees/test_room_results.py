@@ -33,11 +33,22 @@ def test_room_is_the_oracles_gain_and_goodput_reaches_a_share_of_it() -> None:
     assert judged["accepted"] == {chain(8): 2 / 8}
 
 
+def test_rounds_in_which_roundings_led_to_another_text_tell_no_room() -> None:
+    other = cell()
+    other["tokens_per_step"][cut(chain(8))] = [3.0, 2.9, 3.0, 3.1]
+    other["tokens_per_s"][cut(chain(8))][1] = 1000.0
+    judged = judge(other)
+    assert judged["alike"] == {chain(8): 2}
+    assert judged["room"][chain(8)] == pytest.approx((2.0, 2.0, 2.0))
+    other["tokens_per_step"][cut(chain(8))] = [2.0] * 4
+    assert judge(other)["room"] == {chain(8): None}
+
+
 def test_a_best_length_of_none_is_a_length_too(tmp_path: Path) -> None:
     slow = cell()
     slow["tokens_per_s"][NONE] = [1.2 * rate for rate in slow["tokens_per_s"][chain(2)]]
     assert judge(slow)["best"] == NONE
     table = write_room([slow], {"rounds": 4}, tmp_path)
     assert "Batch 1, T = 0.0; best fixed length: none" in table
-    assert "| chain 8 | 0.25 | 66.6 | 0.54 [0.54, 0.54] | 1.08 [1.08, 1.08] | 2.00 [2.00, 2.00] |" in table
+    assert "| chain 8 | 0.25 | 66.6 | 0.54 [0.54, 0.54] | 1.08 [1.08, 1.08] | 2.00 [2.00, 2.00] in 4 |" in table
     assert (tmp_path / "room.png").stat().st_size > 1000
