@@ -14,8 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 from common import write_result
-from turns import NO_DRAFT, Bench, best_of, interval, ratios, shown, turn_options
+from turns import NO_DRAFT, Bench, interval, shown, turn_options
 
+from distillspec.recipes.rates import best_on_odd, ratios
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
@@ -41,7 +42,7 @@ def main() -> None:
 
 def _judged(rates: dict[str, list[float]]) -> dict[str, Any]:
     """Choose the best fixed length on odd rounds, and compare on the even ones."""
-    best = best_of(rates, [str(k) for k in range(LONGEST + 1)])
+    best = best_on_odd(rates, [str(k) for k in range(LONGEST + 1)])
     goodput = interval(ratios(rates, GOODPUT, best)[1::2])
     plain = interval(ratios(rates, PLAIN, NO_DRAFT))
     return {

@@ -16,10 +16,11 @@ from typing import Any
 
 from common import write_result
 from sides import make_engine
-from turns import NO_DRAFT, Bench, Side, best_of, by_turns, interval, ratios, shown, turn_options
+from turns import NO_DRAFT, Bench, Side, by_turns, interval, shown, turn_options
 
 from distillspec.config import TargetConfig
 from distillspec.models import load_target
+from distillspec.recipes.rates import best_on_odd, ratios
 from distillspec.serving import Engine
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.fixed import FixedLength
@@ -69,9 +70,9 @@ def _goodput(engine: Engine) -> LengthController:
 
 def _judged(rates: dict[str, list[float]]) -> dict[str, Any]:
     """Choose on odd rounds, and compare with the best fixed length on even ones."""
-    fixed = best_of(rates, [str(k) for k in FIXED])
+    fixed = best_on_odd(rates, [str(k) for k in FIXED])
     chosen = {GOODPUT: GOODPUT} | {
-        f"{decider}, {how}": best_of(rates, [f"{decider} {threshold}, {how}" for threshold in THRESHOLDS])
+        f"{decider}, {how}": best_on_odd(rates, [f"{decider} {threshold}, {how}" for threshold in THRESHOLDS])
         for decider in DECIDERS
         for how in ("always", "goodput")
     }

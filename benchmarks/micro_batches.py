@@ -12,10 +12,11 @@ from typing import Any
 
 from common import write_result
 from sides import make_engine
-from turns import NO_DRAFT, Bench, Side, by_turns, interval, ratios, shown, turn_options
+from turns import NO_DRAFT, Bench, Side, by_turns, interval, shown, turn_options
 
 from distillspec.config import TargetConfig
 from distillspec.models import load_target
+from distillspec.recipes.rates import ratios
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.draft_loading import load_draft
 

@@ -19,11 +19,12 @@ from typing import Any
 
 from common import write_result
 from sides import NEW_TOKENS, generate, greedy, make_engine, rate_of, read_prompts
-from turns import ALIKE, NO_DRAFT, interval, ratios, shown, turn_options
+from turns import ALIKE, NO_DRAFT, interval, shown, turn_options
 
 from distillspec.commands.unseen import trained_prompts
 from distillspec.config import TargetConfig
 from distillspec.models import load_target
+from distillspec.recipes.rates import ratios
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.draft_loading import load_draft
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from common import write_result
-from turns import NO_DRAFT, Bench, best_of, interval, ratios, shown, turn_options
+from turns import NO_DRAFT, Bench, interval, shown, turn_options
 
+from distillspec.recipes.rates import best_on_odd, ratios
 from distillspec.serving.baselines.named import named_controller
 
 CHAINS = ("none", "fixed-1", "fixed-2", "fixed-3", "fixed-4")
@@ -38,7 +39,7 @@ def main() -> None:
 
 
 def _judged(rates: dict[str, list[float]]) -> dict[str, Any]:
-    chain, shape = best_of(rates, list(CHAINS)), best_of(rates, [*CHAINS, *TREES])
+    chain, shape = best_on_odd(rates, list(CHAINS)), best_on_odd(rates, [*CHAINS, *TREES])
     return {
         **shown(rates),
         "times_no_draft": {name: interval(ratios(rates, name, NO_DRAFT)) for name in rates},

@@ -145,16 +145,6 @@ def shown(rates: Mapping[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def best_of(rates: Mapping[str, list[float]], names: list[str]) -> str:
-    """Return the best of some sides by its median over rounds 1, 3, …."""
-    return max(names, key=lambda name: statistics.median(rates[name][::2]))
-
-
-def ratios(rates: Mapping[str, list[float]], name: str, other: str) -> list[float]:
-    """Return a side's rate over another's, by round."""
-    return [a / b for a, b in zip(rates[name], rates[other], strict=True)]
-
-
 def interval(found: list[float]) -> dict[str, float]:
     """Return mean, median and the 95 % interval of the mean (Student's)."""
     mean = statistics.fmean(found)

@@ -90,7 +90,10 @@ def head_rows(target: LanguageModel) -> int:
 def eagle_settings(
     draft: LanguageModel, target: LanguageModel, form: str, ids: Sequence[int], dtype: str, gamma: int
 ) -> dict[str, Any]:
-    """Return the contents of `config.json`. The layer's settings are Llama's; speculators nests them."""
+    """Return the contents of `config.json`: a Llama's settings for the layer, and what it reads.
+
+    `speculators` has the layer's settings under a key of their own.
+    """
     layer = draft.model.config.to_dict()
     layer |= {"vocab_size": head_rows(target), "dtype": dtype, "rope_parameters": _rope(layer["rope_parameters"])}
     add_older_names(layer)

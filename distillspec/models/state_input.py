@@ -1,4 +1,4 @@
-"""Input of drafts that read the target's hidden states (EAGLE-3, Li et al. 2025; review of its variants in the docs).
+"""Input of drafts that read the target's hidden states, as in EAGLE-3 (Li et al. 2025).
 
 Such a draft reads token i beside the target's state of token i − 1, the newest one that the target has computed when
 token i is known. Behind the last token that the target has read, its own last state takes the place of the target's.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -42,19 +42,18 @@ def expected_counts(samples: Iterable[Sample], vocab_size: int, *, prompts: bool
 
 
 def choose_kept_ids(
-    counts: Tensor, size: int, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int] = ()
+    counts: Tensor, size: int, tokenizer: PreTrainedTokenizerBase, stop_ids: Iterable[int] = ()
 ) -> Tensor:
-    """Return the `size` most frequent ids, sorted, with all `special_ids` and `stop_ids`. Ties go to lower ids.
+    """Return the `size` most frequent ids, sorted, with all `lasting_ids`. Ties go to lower ids.
 
-    Lower ids of a BPE tokenizer are the earlier, more common merges, so unseen tokens are filled in by id. Special
-    tokens are kept even if they are more than `size`. Ids with a negative count are left out.
+    Lower ids of a BPE tokenizer are the earlier, more common merges, so unseen tokens are filled in by id. Lasting ids
+    are kept even if they are more than `size`. Ids with a negative count are left out.
     """
     counts = counts.to(torch.float64, copy=True)
-    known = {*special_ids(tokenizer, counts.numel()), *(token for token in stop_ids if token < counts.numel())}
-    special = [token for token in sorted(known) if counts[token] >= 0]
-    counts[special] = counts.max() + 1
+    lasting = [token for token in lasting_ids(tokenizer, stop_ids, counts.numel()) if counts[token] >= 0]
+    counts[lasting] = counts.max() + 1
     order = torch.argsort(counts, descending=True, stable=True)
-    return torch.sort(order[: max(size, len(special))]).values
+    return torch.sort(order[: max(size, len(lasting))]).values
 
 
 def _weights(signal: TeacherSignal) -> Tensor:
@@ -64,9 +63,10 @@ def _weights(signal: TeacherSignal) -> Tensor:
     return torch.full(signal.ids.shape, 1 / max(1, signal.ids.shape[1]), dtype=torch.float64)
 
 
-def special_ids(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> list[int]:
-    """Return the ids below `vocab_size` of the special tokens with a role: end of sequence, padding, ….
+def lasting_ids(tokenizer: PreTrainedTokenizerBase | None, stop_ids: Iterable[int], vocab_size: int) -> list[int]:
+    """Return the ids below `vocab_size` that a head never loses: stop ids, and special tokens with a role.
 
-    Those without one count as often as they occur: some tokenizers reserve thousands (gemma 6,200, llama 3 250).
+    Special tokens without one count as often as they occur: gemma's tokenizer reserves 6,200, Llama 3's 250.
     """
-    return sorted(i for i in set(tokenizer.all_special_ids) if i < vocab_size)
+    special = () if tokenizer is None else tokenizer.all_special_ids
+    return sorted(i for i in {*special, *stop_ids} if i < vocab_size)

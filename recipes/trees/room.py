@@ -32,7 +32,7 @@ from distillspec.serving.draft_loading import load_draft
 
 LONGEST = 256  # tokens of a prompt
 FIXED = (1, 2, 3, 4, 5, 6)
-CHAIN = 8  # tokens of the chain that is cut
+LONG = 8  # tokens of the chain that is cut: more than any worth drafting always
 FORKS = ((2, 4), (4, 2), (4, 4), (16, 5))  # branches, and tokens of each
 GIVEN = (4, 2, 2, 1)
 
@@ -43,7 +43,7 @@ def fork(branches: int, levels: int) -> TreeShape:
 
 
 SHAPES: dict[str, TreeShape] = {
-    chain(CHAIN): chain_shape(CHAIN),
+    chain(LONG): chain_shape(LONG),
     **{f"fork {branches} × {levels}": fork(branches, levels) for branches, levels in FORKS},
     f"tree {GIVEN}": TreeShape.full(GIVEN),
 }
@@ -77,7 +77,7 @@ class Room:
 
     def _sides(self, batch: int, temperature: float) -> dict[str, Any]:
         with self._engine(batch) as (engine, asked), progress(f"batch {batch}, T = {temperature}") as line:
-            chosen = named_controller("goodput-chains", CHAIN, engine.costs)
+            chosen = named_controller("goodput-chains", LONG, engine.costs)
             sides: dict[str, LengthController] = {
                 **{chain(length): FixedLength(length) for length in FIXED},
                 NONE: FixedLength(0),
@@ -113,7 +113,7 @@ class Room:
             prefix_reuse=False,
             compile=False,
             proposer="draft_model",
-            speculation_length=CHAIN,
+            speculation_length=LONG,
         )
         asked = unseen_prompts(self.prompts, target, [draft], batch * self.rounds, LONGEST)
         engine = Engine(target, draft, settings)

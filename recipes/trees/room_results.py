@@ -52,7 +52,7 @@ def judge(cell: Mapping[str, Any]) -> dict[str, Any]:
     """
     rates, depths = cell["tokens_per_s"], cell["depths"]
     alike = {name: _alike(cell["tokens_per_step"], name) for name in depths}
-    best = best_on_odd(rates, [name for name in rates if name == NONE or name in _fixed(rates, depths)])
+    best = best_on_odd(rates, _fixed(cell))
     over = {name: interval(ratios(rates, name, best)[1::2]) for name in rates}
     oracle = max(over[cut(name)][0] for name in depths if name.startswith(CHAIN))
     return {
@@ -78,9 +78,14 @@ def _room(rates: Mapping[str, Sequence[float]], name: str, rounds: Sequence[int]
     return interval([found[round_] for round_ in rounds]) if rounds else None
 
 
-def _fixed(rates: Mapping[str, Any], depths: Mapping[str, int]) -> list[str]:
-    """Return the chains that are tried whole, but for the one that is cut: it is longer than any worth trying."""
-    return [name for name in rates if name.startswith(CHAIN) and name not in depths and "," not in name]
+def _fixed(cell: Mapping[str, Any]) -> list[str]:
+    """Return the fixed lengths, none among them, but for the chain that is cut: it is longer than any worth trying."""
+    return [name for name in _sides(cell) if name == NONE or (name.startswith(CHAIN) and name not in cell["depths"])]
+
+
+def _sides(cell: Mapping[str, Any]) -> list[str]:
+    """Return all sides without an oracle."""
+    return [name for name in cell["tokens_per_s"] if name not in map(cut, cell["depths"])]
 
 
 def _table(cell: Mapping[str, Any]) -> str:
@@ -93,16 +98,13 @@ def _table(cell: Mapping[str, Any]) -> str:
         "| × the shape, in rounds alike |",
         f"|{'---|' * 6}",
     ]
-    for name, rates in cell["tokens_per_s"].items():
+    for name in _sides(cell):
+        over, accepted = ("", ""), ""
         if name in cell["depths"]:
             room = "–" if cell["room"][name] is None else shown(cell["room"][name])
             over = shown(cell["over_best"][cut(name)]), f"{room} in {cell['alike'][name]}"
             accepted = f"{cell['accepted'][name]:.2f}"
-        elif cut(name) in cell["tokens_per_s"] or "," in name:
-            continue
-        else:
-            over, accepted = ("", ""), ""
-        own = f"{statistics.median(rates):.1f}", shown(cell["over_best"][name])
+        own = f"{statistics.median(cell['tokens_per_s'][name]):.1f}", shown(cell["over_best"][name])
         lines.append(f"| {' | '.join([name, accepted, *own, *over])} |")
     return "\n".join(lines)
 

@@ -14,7 +14,7 @@ from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_draft, read_metadata
 from distillspec.models.checkpoint import TargetRecord, embeddings_of, recorded_target
 from distillspec.models.draft_head import HeadRows, can_renew, renew_head
-from distillspec.models.vocabulary import special_ids
+from distillspec.models.vocabulary import lasting_ids
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
@@ -107,9 +107,7 @@ class BaseDrafts:
         if draft.kept_ids is None or most is None:
             return draft, None
         counts, size = needed_counts(examples, draft.identity.vocab_size), draft.identity.vocab_size
-        special = () if draft.tokenizer is None else special_ids(draft.tokenizer, size)
-        fixed = sorted({*draft.stop_ids, *special})
-        ids = renewed_ids(draft.kept_ids, counts, most, fixed)
+        ids = renewed_ids(draft.kept_ids, counts, most, lasting_ids(draft.tokenizer, draft.stop_ids, size))
         if torch.equal(ids, draft.kept_ids) or not can_renew(draft, target := self._target.embeddings()):
             return draft, None
         return renew_head(draft, ids, target), HeadRows.between(draft.kept_ids, ids)

@@ -10,7 +10,7 @@ import torch
 from distillspec.config import DraftConfig, LossConfig, TrainConfig
 from distillspec.models import LanguageModel, initialise_draft, load_draft, save_draft
 from distillspec.models.draft_head import HeadRows, renew_head
-from distillspec.models.vocabulary import special_ids
+from distillspec.models.vocabulary import lasting_ids
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -137,7 +137,7 @@ def test_an_update_lets_in_what_its_text_needs(
     assert first is not None
     learnt = load_draft(first.path, target)
     assert learnt.kept_ids is not None
-    special = special_ids(draft.text_tokenizer, target.identity.vocab_size)
+    special = lasting_ids(draft.text_tokenizer, target.stop_ids, target.identity.vocab_size)
     assert set(special) & set(kept.tolist()) <= set(learnt.kept_ids.tolist())
     if size is not None:
         assert learnt.width == size
