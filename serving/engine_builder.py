@@ -140,7 +140,6 @@ def build_parts(
     attend, attention = choose_attention(settings.attention, models, page)
     if settings.page_tokens is None and not reads_pages(attend):
         page = 0
-    cache = plan_cache(settings, models, max_model_len, feature_ids, page)
     # These may refuse too (another machine's profile, a kernel that does not run), so models are held after them.
     costs = profiled_costs(settings, target, drafts)
     planner = controller or choose_controller(settings, costs, drafts)
@@ -149,6 +148,8 @@ def build_parts(
         held.hold(target, feature_ids)
         for draft in drafts.values():
             held.hold(draft, exact=False)
+        # After the packed weights, which take memory too.
+        cache = plan_cache(settings, models, max_model_len, feature_ids, page)
         recorder = recorder or _choose_recorder(settings, target)
         sampler = sampler or _make_sampler(settings, target)
         pages, slots = cache.pages(), SlotCache(cache.slots, max_model_len, attend)

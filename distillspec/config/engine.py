@@ -173,7 +173,7 @@ class EngineConfig:
         require(
             not others,
             f"proposer_options.{', '.join(others)} is of none in {list(names)}; several have options by "
-            "name, as in proposer_options={suffix: {tokens: 90000}}",
+            "name, as in 'proposer_options={suffix:{tokens:90000}}'",
         )
 
     def _check_tree(self) -> None:

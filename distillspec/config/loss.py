@@ -31,7 +31,7 @@ class LossConfig:
         # Typed Any, since Hydra cannot put new keys into a typed dictionary from the command line.
         require(
             self.mix is None or (isinstance(self.mix, dict) and bool(self.mix)),
-            f"loss.mix={self.mix} must give losses a weight, as in loss.mix={{fkl:1,tvd:0.5}}",
+            f"loss.mix={self.mix} must give losses a weight, as in 'loss.mix={{fkl:1,tvd:0.5}}', quoted",
         )
         require(0 <= self.eta < math.inf, f"loss.eta={self.eta} must be at least 0 and finite")
         require(0 <= self.kl < math.inf, f"loss.kl={self.kl} must be at least 0 and finite")

@@ -252,7 +252,7 @@ RULES = (
     Rule(
         ("tenant",),
         lambda c: not isinstance(c, ReplayCommand) or c.action != "inspect",
-        "action=delete or action=export",
+        "action=exclude, include, export or delete",
     ),
     Rule(
         ("version",),

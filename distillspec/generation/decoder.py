@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
 from distillspec.models.few_queries import attention_on
+from distillspec.models.few_rows import FewRows
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.flat_view import FlatView, RowGroup
 from distillspec.models.language_model import LanguageModel
@@ -42,14 +43,25 @@ class SlotDecoder:
 
     def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
         """Read whole prompts into slots `rows`. Return the logits after each prompt's last token, `[len(rows), V]`."""
+        counts = [len(prompt) for prompt in prompts]
+        self.lengths[list(rows)] = torch.tensor(counts)
+        if self.few is not None and self.few.takes_chains(self.cache, counts, sliced=True):
+            return self._logits(self._read_by(self.few, rows, prompts))
         device = self.model.device
         tokens = pad_sequence([torch.tensor(p, dtype=torch.int64) for p in prompts], batch_first=True).to(device)
-        lengths = torch.tensor([len(p) for p in prompts], dtype=torch.int64)
-        count = lengths.to(device)
+        count = torch.tensor(counts, device=device)
         view = SlotView.append(self.cache, rows, torch.zeros_like(count), count, longest=tokens.shape[1])
         hidden = self.model.hidden(tokens, view.positions, slot_view=view)
-        self.lengths[list(rows)] = lengths
         return self._logits(hidden[torch.arange(len(prompts), device=device), count - 1])
+
+    def _read_by(self, few: FewTokens, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Read prompts in passes of as many tokens as `few` takes. Return the last states `[len(rows), D]`."""
+        counts = torch.tensor([len(prompt) for prompt in prompts])
+        parts = list(FewRows.slices(few.most, [()] * len(rows), rows, [0] * len(rows), counts.tolist()))
+        tokens = torch.tensor([token for prompt in prompts for token in prompt])
+        each = tokens.split([part.total for part in parts])
+        read = [few.hidden_of(self.cache, part, own[None]) for part, own in zip(parts, each, strict=True)]
+        return torch.cat(read)[counts.cumsum(0) - 1]
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token to each of the first `len(tokens)` slots. Return the next logits, `[n, V]`."""

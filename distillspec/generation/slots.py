@@ -82,10 +82,10 @@ class SlotGenerator:
         max_len = max(len(r.prompt.token_ids) + r.max_new_tokens for r in requests)
         self._check_lengths(requests, max_len)
         most = min(self.slots, len(requests))
-        slots = max(1, slots_that_fit(self.models, most, max_len, feature_ids=self.states.ids))
-        waiting = _neighbours_alike(requests, 2 * slots)
         with ExitStack() as stack:
-            packs = [_packed(model, slots, requests, stack) for model in self.models]
+            packs = [_packed(model, most, requests, stack) for model in self.models]
+            slots = max(1, slots_that_fit(self.models, most, max_len, feature_ids=self.states.ids))
+            waiting = _neighbours_alike(requests, 2 * slots)
             pairs = zip(self.models, packs, strict=True)
             decoders = [SlotDecoder(model, slots, max_len, *own) for model, own in pairs]
             decoders[0].cache.state_ids = self.states.ids

@@ -196,7 +196,8 @@ def check_target(path: Path | str, target: LanguageModel) -> None:
     recorded = made_for.get("weights_hash")
     if recorded and recorded != target.identity.weights_hash:
         raise ConfigError(
-            f"the draft {path} was made for {made_for.get('name')}, whose weights differ from {target.name}'s"
+            f"the draft {path} was made for {made_for.get('name')}, whose weights differ from {target.name}'s; "
+            "give the target that it was made for as target.path="
         )
 
 

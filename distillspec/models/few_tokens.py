@@ -17,6 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMod
 from distillspec.models.eagle import PROJECTIONS, EagleDecoder, EagleLayer
 from distillspec.models.few_rows import FewRows
 from distillspec.models.flat_view import FlatView
+from distillspec.models.half_weights import fits_half, half_scale
 from distillspec.models.language_model import LanguageModel, attention_heads
 from distillspec.models.large_pages import LargePages
 from distillspec.models.memory import free_bytes
@@ -27,9 +28,10 @@ from distillspec.models.state_input import DeferredNorm
 from distillspec.native.library import NotBuilt
 from distillspec.native.vector_kernel import WEIGHTS, Kind, numbers, vector_kernel
 
-# Of a pass, where bfloat16 is multiplied in pairs and where not. Torch takes larger ones. A prompt's chunk of 512 fits
-# beside decoding rows: a second call would read all weights again.
-MOST_TOKENS = {True: 576, False: 48}
+# Of a pass. Torch takes larger ones. A prompt's chunk of 512 fits beside decoding rows: a second call would read all
+# weights again. With AVX-512 torch's float32 products of many tokens are faster.
+MOST_TOKENS, MOST_WIDE = 576, 48
+AVX512 = 16  # lanes
 MOST_NODES = 64  # of a tree
 WITH_TILES, NEW_WITH_TILES = 256, 32  # tokens of a pass, and of a row: oneDNN multiplies tiles (AMX) faster, if many
 ROTARY = ("default", "linear", "llama3")  # kinds whose angles depend on the position alone
@@ -53,7 +55,7 @@ class FewTokens:
         self._sizes = [config.hidden_size, config.intermediate_size, heads.query, heads.kv, heads.dim]
         self._like = torch.empty(1, heads.kv, 1, heads.dim, dtype=model.dtype)
         self.most = _most_tokens(model.dtype)
-        self._in_slices = self.most == MOST_TOKENS[True]
+        self._in_slices = self.most == MOST_TOKENS
         self._longest = NEW_WITH_TILES if cpu_has_tiles() else sys.maxsize
         self.eps, self.scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
         self.pages = LargePages()
@@ -68,7 +70,7 @@ class FewTokens:
         """Return the layers of a model that the kernel is made for, None for others and where it cannot be built.
 
         Args:
-            exact: the model's weights must be numbers of 16 bits. A draft's may be rounded: what it proposes is judged
+            exact: 16 bits must hold the model's weights, scaled. A draft's may be rounded: what it proposes is judged
                 by the probabilities that it proposed it with.
             eight: see `FewTokens`. Not for exact ones.
             tokens: passes of so many must be taken.
@@ -179,22 +181,33 @@ class FewTokens:
 class _PackedLayer(NamedTuple):
     weights: tuple[Tensor, ...]  # of queries, keys and values, of the output, of gate and up, and down
     norms: tuple[Tensor | None, ...]  # before attention, of states beside the tokens, before the MLP
+    scales: Tensor  # [4] float32, of the weights' sums
 
     @property
     def pointers(self) -> list[int]:
-        return [0 if held is None else held.data_ptr() for held in (*self.weights, *self.norms)]
+        return [0 if held is None else held.data_ptr() for held in (*self.weights, *self.norms, self.scales)]
 
 
 def _packed_layer(layer: Any, kind: Kind, pages: LargePages) -> _PackedLayer:
-    attention, mlp, kernel = layer.self_attn, layer.mlp, vector_kernel()
+    weights, kernel = _weights(layer), vector_kernel()
+    scales = [half_scale(weight) if kind.weights == torch.float16 else 1.0 for weight in weights]
+    scaled = [weight if scale == 1.0 else weight * scale for weight, scale in zip(weights, scales, strict=True)]
+    norms = (layer.input_layernorm, getattr(layer, "hidden_norm", None), layer.post_attention_layernorm)
+    return _PackedLayer(
+        tuple(pages.keep(kernel.packed(weight, kind.weights)) for weight in scaled),
+        tuple(None if own is None else own.weight.detach().float().contiguous() for own in norms),
+        torch.tensor([1.0 / scale for scale in scales]),
+    )
+
+
+def _weights(layer: Any) -> tuple[Tensor, ...]:
+    """Return the weights of a layer's four products."""
+    attention, mlp = layer.self_attn, layer.mlp
     qkv = torch.cat([getattr(attention, name).weight for name in PROJECTIONS])
     # Blocks of both take turns, so that a thread computes both of an output.
-    parts = [part.weight.unflatten(0, (-1, kernel.lanes)) for part in (mlp.gate_proj, mlp.up_proj)]
+    parts = [part.weight.unflatten(0, (-1, vector_kernel().lanes)) for part in (mlp.gate_proj, mlp.up_proj)]
     gate_up = torch.stack(parts, 1).flatten(0, 2)
-    weights = (qkv, attention.o_proj.weight, gate_up, mlp.down_proj.weight)
-    norms = (layer.input_layernorm, getattr(layer, "hidden_norm", None), layer.post_attention_layernorm)
-    scales = tuple(None if own is None else own.weight.detach().float().contiguous() for own in norms)
-    return _PackedLayer(tuple(pages.keep(kernel.packed(weight.detach(), kind.weights)) for weight in weights), scales)
+    return tuple(weight.detach() for weight in (qkv, attention.o_proj.weight, gate_up, mlp.down_proj.weight))
 
 
 def _kind(model: LanguageModel, eight: bool) -> Kind:
@@ -210,8 +223,10 @@ def _is_built(kind: Kind) -> bool:
 
 
 def _most_tokens(dtype: torch.dtype) -> int:
-    in_pairs = dtype == torch.bfloat16 and vector_kernel().by_pairs
-    return WITH_TILES if in_pairs and cpu_has_tiles() else MOST_TOKENS[in_pairs]
+    kernel = vector_kernel()
+    if dtype == torch.bfloat16 and kernel.by_pairs:
+        return WITH_TILES if cpu_has_tiles() else MOST_TOKENS
+    return MOST_WIDE if kernel.lanes == AVX512 else MOST_TOKENS
 
 
 def _is_made_for(model: LanguageModel, exact: bool) -> bool:
@@ -239,7 +254,11 @@ def _is_made_for(model: LanguageModel, exact: bool) -> bool:
     ]
     if not fits or 2 * inner * width < SMALLEST or not _fit_memory(model, weights):
         return False
-    return not exact or all(torch.equal(weight.to(WEIGHTS[model.dtype]).to(weight), weight) for weight in weights)
+    return not exact or model.dtype == torch.bfloat16 or all(_fit_half(layer) for layer in model.layers)
+
+
+def _fit_half(layer: Any) -> bool:
+    return all(fits_half(weight, exact=True) for weight in _weights(layer))
 
 
 def _fit_memory(model: LanguageModel, weights: Sequence[Tensor]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from itertools import count
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from distillspec.models.half_weights import fits_half, half_scale
 from distillspec.models.large_pages import kept_alone
 from distillspec.native.library import NotBuilt
 from distillspec.native.vector_kernel import WEIGHTS, vector_kernel
@@ -108,8 +108,7 @@ class SixteenBits(OpaqueProduct):
 class HalfProduct(SixteenBits):
     """FBGEMM's layout, in float16, with products and sums in float32.
 
-    It reads half the bytes of float32. Checkpoints are published in 16 bits, and a bfloat16 weight is a float16 number
-    unless it is very small. Then the whole weight is scaled by a power of two, which loses nothing.
+    It reads half the bytes of float32 (`half_weights.py`).
     """
 
     name = "FBGEMM in float16"
@@ -117,7 +116,7 @@ class HalfProduct(SixteenBits):
     def __init__(self, weight: Tensor) -> None:
         super().__init__(len(weight))
         weight = weight.detach().float()
-        self._scale = _scale(weight)
+        self._scale = half_scale(weight)
         self._packed: Any = torch.ops.quantized.linear_prepack_fp16((weight * self._scale).contiguous(), None)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -128,10 +127,7 @@ class HalfProduct(SixteenBits):
 
     @staticmethod
     def fits(weight: Tensor, *, exact: bool) -> bool:
-        low, high = weight.aminmax()  # not finite if one element is not: isfinite() takes twenty times as long
-        if not (low.isfinite() and high.isfinite()):
-            return False
-        return not exact or _rounds_alike(weight.float(), _scale(weight.float()), torch.finfo(weight.dtype).eps)
+        return fits_half(weight, exact=exact)
 
 
 class VectorProduct(SixteenBits):
@@ -150,7 +146,7 @@ class VectorProduct(SixteenBits):
             raise RuntimeError(str(error)) from error
         if not self._kernel.takes(weight):
             raise RuntimeError(f"weights of {weight.shape[1]} inputs are not made of pairs")
-        self._scale = _scale(weight.detach()) if weight.dtype == torch.float32 else 1.0
+        self._scale = half_scale(weight.detach()) if weight.dtype == torch.float32 else 1.0
         scaled = weight.detach() * self._scale if self._scale != 1.0 else weight.detach()
         self._packed = kept_alone(self._kernel.packed(scaled, WEIGHTS[weight.dtype]))
         self._rows = self._kernel.rows(len(weight))
@@ -168,25 +164,7 @@ class VectorProduct(SixteenBits):
     @staticmethod
     def fits(weight: Tensor, *, exact: bool) -> bool:
         # The trial has shown that there is a kernel.
-        return vector_kernel().takes(weight) and (
-            weight.dtype == torch.bfloat16 or HalfProduct.fits(weight, exact=exact)
-        )
-
-
-def _scale(weight: Tensor) -> float:
-    """Return the power of two that brings a weight close to float16's largest number, 1 where it fits as it is."""
-    largest = float(weight.abs().max())
-    if largest == 0 or not math.isfinite(largest) or _rounds_alike(weight, 1.0, torch.finfo(torch.float32).eps):
-        return 1.0
-    return 2.0 ** (15 - math.frexp(largest)[1])
-
-
-def _rounds_alike(weight: Tensor, scale: float, eps: float) -> bool:
-    """Return True if float16 changes no element by more than the rounding `eps` of its row's largest."""
-    if scale == 1.0 and torch.equal(weight.to(torch.float16).float(), weight):
-        return True  # the usual case, in a fifth of the time
-    error = ((weight * scale).to(torch.float16).float() / scale - weight).abs().amax(1)
-    return bool((error <= eps * weight.abs().amax(1)).all())
+        return vector_kernel().takes(weight) and (weight.dtype == torch.bfloat16 or fits_half(weight, exact=exact))
 
 
 KINDS: tuple[type[PackedProduct], ...] = (OneDnnProduct, HalfProduct, VectorProduct)

@@ -38,12 +38,21 @@ def sample(weights: Iterable[Tensor]) -> list[Tensor]:
 
 def ranked(dtype: torch.dtype, weights: Sequence[Tensor], tokens: Sequence[int]) -> tuple[type[PackedProduct], ...]:
     """Return the kinds that are faster than the plain product here over so many `tokens` a pass, the fastest first."""
-    keys = {count: (dtype, count, torch.get_num_threads()) for count in tokens}
+    keys = {count: (dtype, count, _threads(dtype, count)) for count in tokens}
     if missing := [count for count in tokens if keys[count] not in trials]:
         trials.update({keys[count]: ratios for count, ratios in _try(weights, missing).items()})
     works = set.intersection(*(set(trials[key]) for key in keys.values()))
     means = {kind: geometric_mean([trials[key][kind] for key in keys.values()]) for kind in KINDS if kind in works}
     return tuple(sorted((kind for kind in means if means[kind] < 1), key=lambda kind: means[kind]))
+
+
+def _threads(dtype: torch.dtype, count: int) -> int:
+    """Return the threads to try with: those of an earlier trial, if they were more.
+
+    A draft that is swapped in is loaded by one thread beside steps, which then use it with all.
+    """
+    earlier = [threads for held, tokens, threads in trials if held == dtype and tokens == count]
+    return max([torch.get_num_threads(), *earlier])
 
 
 def _try(weights: Sequence[Tensor], tokens: Sequence[int]) -> dict[int, dict[type[PackedProduct], float]]:

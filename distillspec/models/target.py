@@ -53,7 +53,8 @@ def load_target(config: TargetConfig) -> LanguageModel:
         model.requires_grad_(False).eval().to(device)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            f"target.path={config.path} does not fit into the memory of {device}; use a smaller dtype"
+            f"target.path={config.path} does not fit into the memory of {device}; use a smaller "
+            "model, target.dtype=bfloat16 if it is not that yet, or target.device=cpu"
         ) from error
     return wrap(model, tokenizer, name)
 

@@ -14,6 +14,7 @@ namespace {
 struct Layer {
     const void *qkv, *out, *gate_up, *down;  // packed, of W
     const float *first_norm, *state_norm, *post_norm;  // state_norm: of the second half of the input, null for none
+    const float* scales;                               // [4]: of the sums of these products, for weights of 16 bits
     void *keys, *values;
     int64_t slot, head, place;  // strides of both, in numbers
 };
@@ -151,24 +152,27 @@ void run_layer(const Layer& layer, const Model& m, const Batch& batch, const Fro
             for (int64_t c = 0; c < width; c += LANES) store(load(residual + c), hidden + t * width + c);
     }
     product((const W*)layer.qkv, qkv, in, space.normed.data(), tokens,
-            [&](int64_t t, int64_t o, Vec sums) { store(sums, space.qkv.data() + t * qkv + o); });
+            [&](int64_t t, int64_t o, Vec sums) { store(layer.scales[0] * sums, space.qkv.data() + t * qkv + o); });
     attention(layer, m, batch, scale, space);
-    const auto add = [&](int64_t t, int64_t o, Vec sums) {
-        float* own = hidden + t * width + o;
-        store(load(own) + sums, own);
+    const auto add = [&](float scale) {
+        return [=](int64_t t, int64_t o, Vec sums) {
+            float* own = hidden + t * width + o;
+            store(load(own) + scale * sums, own);
+        };
     };
-    product((const W*)layer.out, width, m.heads * m.dim, space.mixed.data(), tokens, add);
+    product((const W*)layer.out, width, m.heads * m.dim, space.mixed.data(), tokens, add(layer.scales[1]));
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < tokens; ++t)
         norm(hidden + t * width, layer.post_norm, width, eps, space.normed.data() + t * width);
     // Blocks of gate and up take turns, so that a thread has both of an output.
     const auto gated = [&](int64_t t, int64_t o, Vec sums) {
         const int64_t at = t * m.inner + o / (2 * LANES) * LANES;
-        if (o / LANES % 2 == 0) store(silu(sums), space.gate.data() + at);
-        else store(load(space.gate.data() + at) * sums, space.active.data() + at);
+        const Vec own = layer.scales[2] * sums;
+        if (o / LANES % 2 == 0) store(silu(own), space.gate.data() + at);
+        else store(load(space.gate.data() + at) * own, space.active.data() + at);
     };
     product((const W*)layer.gate_up, 2 * m.inner, width, space.normed.data(), tokens, gated);
-    product((const W*)layer.down, width, m.inner, space.active.data(), tokens, add);
+    product((const W*)layer.down, width, m.inner, space.active.data(), tokens, add(layer.scales[3]));
 }
 
 }  // namespace

@@ -29,6 +29,7 @@ FLAGS = (
     "-fPIC",
 )
 SOURCES = Path(__file__).parent
+FOLDER = "native"  # of built libraries, in the cache
 BUILD_S = 600.0  # a build takes a second to a quarter of a minute, on a busy machine much longer
 
 
@@ -39,8 +40,8 @@ class NotBuilt(Exception):
     """A file could not be built here, for the reason in the message."""
 
 
-def cache_home() -> Path:
-    """Return the folder of what is compiled here. It is still there after a restart of the machine.
+def cache_folder(part: str) -> Path:
+    """Return a folder of what is compiled here. It is still there after a restart of the machine.
 
     Where it cannot be written, as in containers that run as any user, it is a private one among temporary files.
 
@@ -48,17 +49,18 @@ def cache_home() -> Path:
         OSError: that one cannot be used either.
     """
     try:
-        home = _usual_home()
-        home.mkdir(parents=True, exist_ok=True)
-        if os.access(home, os.W_OK):
-            return home
+        folder = _usual_home() / part
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
     except (OSError, RuntimeError):  # RuntimeError: this user has no home
         pass
     home = Path(tempfile.gettempdir()) / f"distillspec-{os.geteuid()}"
     if home.is_symlink() or (home.exists() and home.stat().st_uid != os.geteuid()):
         raise PermissionError(f"{home} belongs to another user")
     private_folder(home)
-    return home
+    (home / part).mkdir(exist_ok=True)
+    return home / part
 
 
 def _usual_home() -> Path:
@@ -67,9 +69,13 @@ def _usual_home() -> Path:
 
 def cpp_compiler() -> str | None:
     """Return the C++ compiler, None without one."""
-    return next(
-        (found for name in (os.environ.get("CXX", ""), "g++", "clang++") if (found := shutil.which(name))), None
-    )
+    return next(iter(_compilers()), None)
+
+
+def _compilers() -> list[str]:
+    """Return all C++ compilers, the one to try first first."""
+    names = (os.environ.get("CXX", ""), "g++", "clang++")
+    return list(dict.fromkeys([found for name in names if (found := shutil.which(name))]))
 
 
 def library(source: Path, *defined: str) -> ctypes.CDLL:
@@ -79,60 +85,65 @@ def library(source: Path, *defined: str) -> ctypes.CDLL:
         defined: macros, as NAME=VALUE.
 
     Raises:
-        NotBuilt: there is no compiler, it refuses the file, or the library cannot be written or loaded.
+        NotBuilt: there is no compiler, none takes the file, or the library cannot be written or loaded.
     """
-    compiler = cpp_compiler()
-    if compiler is None:
-        raise NotBuilt("no C++ compiler")
     name = source.name
     try:
-        command = [compiler, *FLAGS, *(f"-D{macro}" for macro in defined)]
-        key = hashlib.sha256("\0".join((*command, _processor(), *_texts(source))).encode()).hexdigest()[:16]
+        flags = [*FLAGS, *(f"-D{macro}" for macro in defined)]
+        key = hashlib.sha256("\0".join((*flags, _processor(), *_texts(source))).encode()).hexdigest()[:16]
         name = f"{source.stem}-{key}.so"
         if name in _refused:
             raise NotBuilt(_refused[name])
-        return _loaded(command, source, name)
+        return _loaded(flags, source, name)
     except OSError as error:
         raise _refusal(name, f"{type(error).__name__}: {error}") from error
 
 
-def _loaded(command: Sequence[str], source: Path, name: str) -> ctypes.CDLL:
+def _loaded(flags: Sequence[str], source: Path, name: str) -> ctypes.CDLL:
     """Load a library, built before or now. One that is damaged, or of another system, is built again."""
-    for folder in _homes():
-        if (built := folder / "native" / name).exists():
+    for folder in _folders():
+        if os.path.exists(built := folder / name):  # Path.exists raises where a folder may not be searched
             try:
                 return ctypes.CDLL(str(built))
             except OSError as error:
                 log.warning("%s cannot be loaded and is built again: %s", built, error)
-    built = cache_home() / "native" / name
-    _build(command, source, built)
+    built = cache_folder(FOLDER) / name
+    _build(flags, source, built)
     return ctypes.CDLL(str(built))
 
 
-def _homes() -> Iterator[Path]:
+def _folders() -> Iterator[Path]:
     """Yield the folders in which a library may lie. The usual one may be read-only, and filled with an image."""
     with suppress(RuntimeError):
-        yield _usual_home()
-    yield cache_home()
+        yield _usual_home() / FOLDER
+    yield cache_folder(FOLDER)
 
 
-def _build(command: Sequence[str], source: Path, built: Path) -> None:
-    """Build a library. It appears whole or not at all, since other processes may build it too."""
-    built.parent.mkdir(parents=True, exist_ok=True)
+def _build(flags: Sequence[str], source: Path, built: Path) -> None:
+    """Build a library with the first compiler that takes it.
+
+    It appears whole or not at all, since other processes may build it too.
+    """
+    log.info("building %s for this processor, once", source.name)
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-        made = Path(folder) / built.name
-        log.info("building %s for this processor, once", source.name)
-        try:
-            done = subprocess.run(
-                [*command, str(source), "-o", str(made)], capture_output=True, text=True, timeout=BUILD_S
-            )
-        except subprocess.TimeoutExpired:
-            raise _refusal(built.name, f"{command[0]} took more than {BUILD_S:.0f} s") from None
-        if done.returncode:
-            raise _refusal(built.name, f"{command[0]} failed: {_first_error(done.stderr)}")
-        with made.open("rb") as written:  # a file that is empty after a power cut would be taken for built
-            os.fsync(written.fileno())
-        made.replace(built)
+        made, reasons = Path(folder) / built.name, list[str]()
+        for compiler in _compilers():
+            if (reason := _refused_by(compiler, [*flags, str(source), "-o", str(made)])) is None:
+                with made.open("rb") as written:  # a file that is empty after a power cut would be taken for built
+                    os.fsync(written.fileno())
+                made.replace(built)
+                return
+            reasons.append(reason)
+    raise _refusal(built.name, "; ".join(reasons) or "no C++ compiler (g++ 12 or newer)")
+
+
+def _refused_by(compiler: str, arguments: Sequence[str]) -> str | None:
+    """Return why a compiler built nothing, None if it did."""
+    try:
+        done = subprocess.run([compiler, *arguments], capture_output=True, text=True, timeout=BUILD_S)
+    except subprocess.TimeoutExpired:
+        return f"{compiler} took more than {BUILD_S:.0f} s"
+    return f"{compiler} failed: {_first_error(done.stderr)}" if done.returncode else None
 
 
 def _first_error(told: str) -> str:
@@ -143,8 +154,9 @@ def _first_error(told: str) -> str:
 
 def _refusal(name: str, reason: str) -> NotBuilt:
     """Note that a library cannot be had, so that nobody waits for it again."""
+    if reason not in _refused.values():  # a missing compiler is named once
+        log.warning("%s was not built, and slower code serves: %s", name, reason)
     _refused[name] = reason
-    log.warning("%s was not built, and slower code serves: %s", name, reason)
     return NotBuilt(reason)
 
 

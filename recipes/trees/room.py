@@ -174,6 +174,8 @@ def _room() -> tuple[Room, Path]:
     parser.add_argument("--dtype", default="auto", help="of target and draft; in float32 the oracle seldom errs")
     options = parser.parse_args()
     check_prompts(parser, options.prompts)
+    if options.words:
+        parser.error(f"{options.words[0]}: the room is measured in one process, without further settings")
     given = (options.batches, options.temperatures, options.rounds, options.tokens, options.dtype)
     return Room(options.prompts, options.draft, options.target, *given), Path(options.output)
 

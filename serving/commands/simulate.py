@@ -60,7 +60,7 @@ def _check_drafts(config: SimulateCommand, hardware: Hardware) -> None:
     if drafts and (not alphas or any(set(own) != drafts for own in alphas.values())):
         raise ConfigError(
             f"workload.alphas must name the drafts {', '.join(sorted(drafts))} for each domain, as in "
-            "workload=five-domains or workload.alphas={maths:{A:0.7,B:0.4}}"
+            "workload=five-domains or 'workload.alphas={maths:{A:0.7,B:0.4}}', quoted"
         )
 
 

@@ -28,7 +28,7 @@ from distillspec.errors import in_one_line
 from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import CacheView, passing_view
 from distillspec.models.slot_cache import SlotCache
-from distillspec.native.library import cache_home
+from distillspec.native.library import cache_folder
 from distillspec.serving.execution.beside import Beside
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 
@@ -102,7 +102,7 @@ class CompiledDecoder:
         self._compiler = threading.get_ident()
         try:
             if CACHE_VARIABLE not in os.environ:
-                os.environ[CACHE_VARIABLE] = str(cache_home() / "compiled")
+                os.environ[CACHE_VARIABLE] = str(cache_folder("compiled"))
             self._code = _compiled(type(self.model.decoder).forward)
             for counts in WARM_ROWS:
                 self._read(counts)

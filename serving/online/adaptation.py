@@ -97,7 +97,8 @@ class Adaptation:
         self.pool = LearningPool(settings, engine, self.registry, self.replay, self.reporter)
         self.trainer = TrainerLink(settings, self.replay, self.registry, self.reporter)
         self.tap.paused = self.trainer.paused
-        self.replay.go_on_from(max(self.registry.newest_request(), self.trainer.state().cursor))
+        used = (self.registry.newest_request(), self.trainer.state().cursor, self.pool.newest_scored())
+        self.replay.go_on_from(max(used))  # the log may have been removed
         self._machine = machine(engine.target.device)  # before threads are here that compute with one core
         self._busy_s = time.monotonic()
         self._started_s = time.monotonic()

@@ -142,7 +142,7 @@ def load_redaction(settings: OnlineSettings) -> Redaction | None:
     except Exception as error:  # a module of the user's may raise anything
         raise ConfigError(
             f"replay.redaction={settings.replay.redaction} cannot be imported: {type(error).__name__}: {error}; name "
-            "MODULE:FUNCTION"
+            "MODULE:FUNCTION, of a module that is installed or in a folder of PYTHONPATH"
         ) from error
     if not callable(found):
         raise ConfigError(f"replay.redaction={settings.replay.redaction} is no function; name MODULE:FUNCTION")

@@ -51,7 +51,7 @@ class LearningPool:
         self._reporter = reporter
         self._load = ServedLoad()
         self._scores = ScoreTable(settings.layout.scores)
-        self._specialists = Specialists(settings.adapt, replay, registry, reporter.tell)
+        self._specialists = Specialists(settings, replay, registry, reporter.tell)
         self._clone_at_s = 0.0  # no clone is tried before
         self._drafts: dict[str, LearningDraft] = {}
         self.lock = threading.RLock()
@@ -153,6 +153,10 @@ class LearningPool:
             del self._drafts[name]
         for name in set(self._engine.drafts) - names if self.has_several else ():
             self._engine.unload_draft(name)
+
+    def newest_scored(self) -> int:
+        """Return the highest number of an answer that any version was scored on, 0 without one."""
+        return self._scores.newest_answer()
 
     def keep_served(self) -> None:
         """Store acceptance in service for the next start."""

@@ -111,14 +111,19 @@ class TrainerLink:
             suspects: versions that the trainer is to compare with their predecessors. At first nothing holds it back.
         """
         until_s = self._urgent_until(suspects)
-        if (told := until_s if suspects else None) != self._suspects_until_s:
-            self._suspects_until_s = told
+        told = until_s if suspects else None
+        if told != self._suspects_until_s or (suspects and self._was_contradicted()):
             self._tell(suspected=bool(suspects), urgent_until_s=until_s)
+            self._suspects_until_s = told  # after a failed write it is told again
         if self.supervisor is not None:
             urgent = self.replay.clock() < until_s
             self.supervisor.brake.set_urgent(urgent)
             self.supervisor.poll(idle or urgent)
             self._report_quarantine(self.supervisor.problem)
+
+    def _was_contradicted(self) -> bool:
+        """Return True if another server, which suspects nothing, has said so since."""
+        return not TrainerControl.read(self.layout.control).suspected
 
     def _urgent_until(self, suspects: Collection[str]) -> float:
         """Return until when suspicions go before all else, 0 for none. A version has one such while."""

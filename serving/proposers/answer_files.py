@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from distillspec.errors import RunError
 from distillspec.files import private_file, private_folder, write_private
 
 Owner = tuple[str, str]  # tenant, cache salt
+ENDING = ".tokens"
 FILES = 1024  # the most that are kept
 MARK = -1  # before each text: MARK, its number of tokens, its tokens
 
@@ -34,6 +36,8 @@ class AnswerFiles:
             raise RunError(f"folder={folder} cannot be used for answers: {error.strerror}") from error
         if not folder.is_dir():
             raise RunError(f"folder={folder} cannot be used for answers: it is no folder")
+        for part in folder.glob(f".*{ENDING}.*.tmp"):  # of a process that was killed while it wrote
+            part.unlink(missing_ok=True)
 
     def read(self, owner: Owner, limit: int) -> list[list[int]]:
         """Return the newest texts of an owner, of at most `limit` tokens in all, oldest first. Others are removed.
@@ -60,17 +64,23 @@ class AnswerFiles:
         if not file.exists():
             self._make_room()
         private_file(file)
-        with file.open("ab") as handle:
-            handle.write(_packed(text))
+        size = file.stat().st_size
+        try:
+            with file.open("ab") as handle:
+                handle.write(_packed(text))
+        except OSError:  # a text cut off would hide those behind it
+            os.truncate(file, size)
+            raise
 
     def delete(self, tenant: str) -> None:
         """Remove all files of a tenant. Raises OSError."""
-        for file in self.folder.glob(f"{_hashed(tenant)}-*.tokens"):
-            file.unlink(missing_ok=True)
+        for pattern in (f"{_hashed(tenant)}-*{ENDING}", f".{_hashed(tenant)}-*.tmp"):
+            for file in self.folder.glob(pattern):
+                file.unlink(missing_ok=True)
 
     def _make_room(self) -> None:
         """Remove files where there are too many, as each cache salt has one: of the tenant with most, the oldest."""
-        files = list(self.folder.glob("*.tokens"))
+        files = list(self.folder.glob(f"*{ENDING}"))
         if len(files) >= FILES:
             files.sort(key=lambda file: file.stat().st_mtime)
         while len(files) >= FILES:
@@ -78,7 +88,7 @@ class AnswerFiles:
 
     def _file(self, owner: Owner) -> Path:
         tenant, salt = owner
-        return self.folder / f"{_hashed(tenant)}-{_hashed(salt)}-{self.vocabulary}.tokens"
+        return self.folder / f"{_hashed(tenant)}-{_hashed(salt)}-{self.vocabulary}{ENDING}"
 
 
 def first_of_most(tenants: Sequence[str]) -> int:

@@ -104,7 +104,7 @@ def check_proposer(settings: EngineConfig, *, drafts: int) -> None:
     settings.check_options_by_name(names)
     for name in names:
         if not with_draft and "draft" in find("proposer", name, PROPOSERS).needs:
-            raise ConfigError(f"proposer={name} needs a draft; give draft=..., or use prompt_lookup")
+            raise ConfigError(f"proposer={name} needs a draft; give draft.path=RUN (draft= in Python), or use ngram")
         own, key = (options, "") if len(names) == 1 else (options.get(name, {}), f".{name}")
         if not isinstance(own, Mapping):
             raise ConfigError(f"proposer_options{key}={own} must have options by name")

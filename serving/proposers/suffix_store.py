@@ -89,13 +89,15 @@ class SuffixStore:
     def forget(self, tenant: str) -> None:
         """Delete a tenant's texts, in memory and on disk. In a shared store they cannot be told apart: all go.
 
+        On disk both are deleted: the store may have been shared before, or not.
+
         Raises:
             OSError: a file stays.
         """
-        tenant = EVERYBODY[0] if self.shared else tenant
-        self._held.forget(tenant)
+        self._held.forget(EVERYBODY[0] if self.shared else tenant)
         if self._files is not None:
-            self._files.delete(tenant)
+            for owner in (tenant, EVERYBODY[0]):
+                self._files.delete(owner)
 
     def _of(self, owner: Owner) -> _Held:
         return self._held.of(EVERYBODY if self.shared else owner)

@@ -13,7 +13,7 @@ from distillspec.types import Interval
 Decision = Literal["promoted", "inconclusive", "refused"]
 
 ERROR = 0.05  # probability of any false promotion between two true ones
-ROLLBACK_ERROR = 0.02  # probability that a version as good as its predecessor is ever rolled back
+ROLLBACK_ERROR = 0.02  # probability that a version as good as its predecessor is ever rolled back, by all suspicions
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,20 @@ def decide(
     )
 
 
-def is_worse(evidence: Evidence, config: GateConfig) -> bool:
+def is_worse(evidence: Evidence, config: GateConfig, place: int = 1) -> bool:
     """Return True if the first draft is clearly better than the second, whoever's text is left out.
 
     With several tenants the finding must hold without each of them: one tenant's text rolls nothing back.
+
+    Args:
+        place: of the suspicion among those of the second draft, from 1 on. Each spends a part of the error.
     """
     if len(evidence.pairs) < config.min_requests:
         return False
     tenants = {pair.tenant for pair in evidence.pairs}
     views = [evidence, *(evidence.without(tenant) for tenant in (tenants if len(tenants) > 1 else ()))]
-    return all(len(view.pairs) > 1 and view.gain(ROLLBACK_ERROR).high < 0 for view in views)
+    error = spent(ROLLBACK_ERROR, place)
+    return all(len(view.pairs) > 1 and view.gain(error).high < 0 for view in views)
 
 
 def _losers(evidence: Evidence, config: GateConfig, error: float) -> str:

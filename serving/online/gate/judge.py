@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from distillspec.serving.online.gate.decision import GateDecision, decide, is_worse
 from distillspec.serving.online.judging.evidence import Costs, Evidence, Pair, paired
-from distillspec.serving.online.judging.question import Question
+from distillspec.serving.online.judging.question import SUSPICIONS, Question
 from distillspec.serving.online.judging.score import Score
 from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.records import LogEntry
@@ -66,7 +66,8 @@ class Judge:
         if self.table.problem(question.against.name):
             return None
         evidence = self.evidence(question)
-        if not evidence.pairs or not is_worse(evidence, self.config):
+        place = question.version.verdict.get(SUSPICIONS, 1)
+        if not evidence.pairs or not is_worse(evidence, self.config, place):
             return None
         alpha = evidence.alpha
         shown = f"acceptance {alpha[1]:.3f} after {alpha[0]:.3f} with {question.against.name}"
@@ -76,10 +77,12 @@ class Judge:
         """Return True if as many conversations were read as raise a suspicion, or all that could be."""
         if self.table.problem(question.against.name):
             return True
-        entries, before, after = self._read(question)
         needed = max(self.config.rollback_requests, self.config.min_requests)
-        if len(paired(entries, before, after)) >= min(needed, self.config.requests):
-            return True
+        return len(self._pairs(question)) >= min(needed, self.config.requests) or self.has_all(question)
+
+    def has_all(self, question: Question) -> bool:
+        """Return True if as many conversations were read as a question is decided by."""
+        entries, before, after = self._read(question)
         all_there = len({entry.conversation for entry in entries}) >= self.config.requests
         return all_there and all(entry.number in before and entry.number in after for entry in entries)
 

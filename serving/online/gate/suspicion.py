@@ -6,7 +6,12 @@ import logging
 
 from distillspec.serving.online.gate.in_service import InService, Suspicion, one_at_a_time
 from distillspec.serving.online.gate.judge import Judge
-from distillspec.serving.online.judging.question import SUSPECTED_AFTER, suspicion_question
+from distillspec.serving.online.judging.question import (
+    ACQUITTED_AT,
+    SUSPECTED_AFTER,
+    SUSPICIONS,
+    suspicion_question,
+)
 from distillspec.serving.online.state.version import Version
 
 log = logging.getLogger(__name__)
@@ -37,12 +42,15 @@ class SuspicionCheck:
             problem = self._unproven()
         if problem is None:
             self._clear(current.version)
-        elif current.suspicion is None:
+        elif current.suspicion is None and self._may_be_asked_again(current.version):
             self._suspect(current.version, problem)
 
     @one_at_a_time
     def check(self) -> bool:
-        """Roll a suspected version back if the answers since its promotion show it worse. Return True if so."""
+        """Roll a suspected version back if the answers since its promotion show it worse. Return True if so.
+
+        If all that a question is decided by do not, the suspicion ends: what is written now is harder.
+        """
         current = self._in_service
         if current.suspicion is None:
             return False
@@ -51,6 +59,8 @@ class SuspicionCheck:
             return False
         found = self._judge.regression(question)
         if found is None:
+            if self._judge.has_all(question):
+                self._acquit(question.version)
             return False
         reason = f"{current.suspicion.reason}; {found}"
         log.error("%s is rolled back: %s", question.version.name, reason)
@@ -80,14 +90,28 @@ class SuspicionCheck:
             return None
         return f"it was promoted without a verdict; {question.against.name} served before"
 
+    def _may_be_asked_again(self, version: Version) -> bool:
+        """Return False for a version that was found as good as its predecessor, until other answers are there."""
+        acquitted_at = self._registry.get(version.name).verdict.get(ACQUITTED_AT)
+        new = self._judge.replay.newest_number() - (acquitted_at or 0)
+        return acquitted_at is None or new >= self._judge.config.requests
+
     def _suspect(self, version: Version, problem: str) -> None:
-        self._in_service.suspicion = Suspicion(version, problem)
-        log.warning("%s is suspected, and serves on: %s", version.name, problem)
         # A version may have served well for weeks: what is asked about are the answers of now.
         after = max(0, self._judge.replay.newest_number() - self._judge.config.requests)
-        verdict = {**self._registry.get(version.name).verdict, SUSPECTED_AFTER: after}
-        self._registry.judged(version.name, version.status, verdict, f"{SUSPECTED}{problem}")
+        verdict = self._registry.get(version.name).verdict
+        asked = {SUSPECTED_AFTER: after, SUSPICIONS: 1 + verdict.get(SUSPICIONS, 0)}
+        self._registry.judged(version.name, version.status, {**verdict, **asked}, f"{SUSPECTED}{problem}")
+        self._in_service.suspicion = Suspicion(version, problem)
+        log.warning("%s is suspected, and serves on: %s", version.name, problem)
         self._in_service.report({"event": "suspicion", "version": version.name, "reason": problem})
+
+    def _acquit(self, version: Version) -> None:
+        newest = self._judge.replay.newest_number()
+        self._registry.judged(version.name, version.status, {**version.verdict, ACQUITTED_AT: newest}, version.reason)
+        self._clear(version)
+        log.warning("%s is as good as its predecessor on the same answers, and no longer suspected", version.name)
+        self._in_service.report({"event": "acquittal", "version": version.name})
 
     def _clear(self, version: Version) -> None:
         """Drop the suspicion, one from before a restart too."""

@@ -9,7 +9,9 @@ from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
 
-SUSPECTED_AFTER = "suspected_after"  # in a verdict: answers up to this number say nothing about a suspicion
+# In a verdict: answers up to this number say nothing about a suspicion, how many suspicions there were, and the newest
+# answer when the last one was found to be wrong.
+SUSPECTED_AFTER, SUSPICIONS, ACQUITTED_AT = "suspected_after", "suspicions", "acquitted_at"
 
 
 @dataclass(frozen=True)

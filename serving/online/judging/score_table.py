@@ -45,6 +45,10 @@ class ScoreTable:
             for row in found
         }
 
+    def newest_answer(self) -> int:
+        """Return the highest number of a scored answer, 0 without one."""
+        return self._database.value("SELECT MAX(answer) FROM scores") or 0
+
     def refuse(self, version: str, reason: str) -> None:
         """Note why a version cannot be scored."""
         with self._database.transaction() as rows:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from distillspec.config import AdaptConfig
 from distillspec.serving.online.log.manifest import DraftedText
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import RECENT, owners
+from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.pool import Member
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.selection.selecting import SelectionFigures
@@ -38,12 +38,13 @@ class Specialists:
 
     def __init__(
         self,
-        config: AdaptConfig,
+        settings: OnlineSettings,
         replay: ReplayLog,
         registry: VersionRegistry,
         report: Callable[[dict[str, Any]], None],
     ) -> None:
-        self.config, self.replay, self.registry, self._report = config, replay, registry, report
+        self.config, self.layout = settings.adapt, settings.layout
+        self.replay, self.registry, self._report = replay, registry, report
 
     def fruitless(self) -> list[tuple[str, str]]:
         """Return the specialists on trial that have learnt in vain, each with the reason to withdraw it."""
@@ -80,6 +81,8 @@ class Specialists:
             learnt = None if current.last_request is None else (current.first_request or 0, current.last_request)
             base = own.add(partial(shutil.copytree, current.path), parent=current.name, requests=learnt)
             own.promote(base.name, f"cloned from {current.name}")
+        # Updates that were asked for before are not its own.
+        TrainerState(asked=TrainerControl.read(self.layout.control).asked).write(self.layout.of(name).state)
         reason = f"{owner} accepts {poor.accepted / poor.tried:.2f} of its tokens there"
         member = Member(name, "on trial", poor.domain, owner, reason)
         self.registry.pool.add(member)

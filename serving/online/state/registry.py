@@ -135,14 +135,13 @@ class VersionRegistry:
             )
 
     def judged_in_vain(self) -> int:
-        """Return how many candidates were judged, and not promoted, since the version in service was made."""
-        return int(
-            self._database.value(
-                "SELECT COUNT(*) FROM versions WHERE status IN ('inconclusive', 'refused') AND verdict != '{}'"
-                f" AND member = ? AND id > COALESCE((SELECT id FROM versions WHERE name = ({CURRENT})), 0)",
-                (self.member, self.member),
-            )
+        """Return how many candidates were judged, and not promoted, since the newest one that ever was."""
+        promoted = "SELECT MAX(id) FROM versions WHERE name IN (SELECT version FROM promotions WHERE member = ?)"
+        query = (
+            "SELECT COUNT(*) FROM versions WHERE status IN ('inconclusive', 'refused') AND verdict != '{}'"
+            f" AND member = ? AND id > COALESCE(({promoted}), 0)"
         )
+        return int(self._database.value(query, (self.member, self.member)))
 
     def note(self, name: str, reason: str) -> None:
         """Set the reason for a version's status. The status stays."""
@@ -272,7 +271,7 @@ class VersionRegistry:
         learnt = [version for version in self.versions() if version.last_request is not None and version.present]
         with self._database.transaction() as rows:
             rows.executemany(
-                "UPDATE versions SET status = 'refused', present = 0, reason = ? WHERE name = ?",
+                "UPDATE versions SET status = 'refused', present = 0, verdict = '{}', reason = ? WHERE name = ?",
                 [(reason, version.name) for version in learnt],
             )
         for version in learnt:

@@ -155,7 +155,7 @@ async def drain(request: HttpRequest) -> dict[str, Any]:
 async def _with_drafts(state: AppState, work: Callable[[DraftCatalogue], T]) -> T:
     catalogue = state.catalogue
     if catalogue is None:
-        raise switched_off("loading drafts", "online=on or server.drafts_folder=FOLDER")
+        raise switched_off("loading drafts", "online=on, server.drafts_folder=FOLDER or drafts=[A,B]")
     try:
         found = await asyncio.shield(asyncio.ensure_future(state.in_admin_thread(lambda: work(catalogue))))
         await state.update_online_figures()

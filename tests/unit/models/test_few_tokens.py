@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft
@@ -294,6 +294,20 @@ def test_weights_that_16_bits_do_not_hold_are_for_drafts_alone() -> None:
         model.layers[1].mlp.up_proj.weight[3, 5] += 1e-5  # type: ignore[union-attr, index, operator]
     assert FewTokens.of(model) is None
     assert FewTokens.of(model, exact=False) is not None
+
+
+def test_small_numbers_of_a_checkpoint_in_bfloat16_are_kept() -> None:
+    """Float16 has no number as small as some of them. So the weights of a product are scaled together."""
+    model = llama()
+    small = torch.tensor([3.01e-6, -7.3e-7, 1.9e-6, 5.3e-8]).bfloat16().float()
+    assert not torch.equal(small.half().float(), small)
+    with torch.no_grad():
+        for layer in model.layers:
+            for part in (part for part in layer.modules() if isinstance(part, nn.Linear)):
+                part.weight[:4] *= 2.0**-13  # outputs of small weights alone would show what is lost
+                part.weight[4, :4] = small
+    assert FewTokens.of(model) is not None
+    assert worst(model) < CLOSE[torch.float32]
 
 
 def test_a_plain_draft_may_be_rounded() -> None:

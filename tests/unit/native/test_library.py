@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from distillspec.native.library import NotBuilt, cache_home, cpp_compiler, library
+from distillspec.native.library import NotBuilt, cache_folder, cpp_compiler, library
 
 needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="needs a C++ compiler")
 
@@ -19,7 +19,7 @@ needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="needs a C++ 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return cache_home() / "native"
+    return cache_folder("native")
 
 
 def readable(path: Any, mode: int) -> bool:
@@ -72,11 +72,49 @@ def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path, own_cache: Path) 
     assert list(own_cache.iterdir()) == []
 
 
-def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """What was built before, as in an image, is used. Else one warning says so."""
+    built = library(source(tmp_path, 1)).answer() if cpp_compiler() else None
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(NotBuilt, match=r"no C\+\+ compiler"):
-        library(source(tmp_path, 1))
+    assert built is None or library(source(tmp_path, 1)).answer() == 1
+    for answer in (102, 103):
+        with pytest.raises(NotBuilt, match=r"no C\+\+ compiler"):
+            library(source(tmp_path, answer))
+    assert len([record for record in caplog.records if "slower code serves" in record.message]) == 1
+
+
+@needs_compiler
+def test_a_compiler_that_refuses_a_file_is_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other"
+    other.write_text("#!/bin/sh\necho 'error: unknown language' >&2\nexit 1\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("CXX", str(other))
+    assert library(source(tmp_path, 9)).answer() == 9
+
+
+@needs_compiler
+@pytest.mark.parametrize("blocked", ["cache", "cache/distillspec/native"])
+def test_a_cache_of_another_user_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path, blocked: str
+) -> None:
+    """Its folder may not be searched, or the one of libraries is not ours to write."""
+    own_cache.mkdir(parents=True, exist_ok=True)
+
+    def stat(path: Any, *given: Any, **named: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path / "cache" / "distillspec")) and blocked == "cache":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *given, **named)
+
+    def access(path: Any, mode: int) -> bool:
+        return not (mode == os.W_OK and Path(path) == own_cache)
+
+    real = os.stat
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(os, "access", access)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert library(source(tmp_path, 5)).answer() == 5
+    assert list(tmp_path.glob("distillspec-*/native/*.so"))
 
 
 @needs_compiler

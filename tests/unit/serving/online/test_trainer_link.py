@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distillspec.errors import RunError
 from distillspec.models import LanguageModel, save_draft
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.reporting import Reporter
@@ -44,6 +45,29 @@ def test_what_one_server_tells_the_trainer_stands_when_another_tells_more(
 def test_a_suspicion_of_an_earlier_server_ends_with_it(settings: OnlineSettings, links: list[TrainerLink]) -> None:
     links[0].poll(idle=True, suspects=["v00002"])
     links[1].start()
+    assert not TrainerControl.read(settings.layout.control).suspected
+
+
+def test_a_suspicion_outlives_what_other_servers_say(settings: OnlineSettings, links: list[TrainerLink]) -> None:
+    """One that starts, or whose own suspicion ends, knows nothing of it."""
+    links[0].poll(idle=True, suspects=["v00002"])
+    links[1].start()
+    links[0].poll(idle=True, suspects=["v00002"])
+    assert TrainerControl.read(settings.layout.control).suspected
+
+
+def test_what_could_not_be_written_is_told_again(
+    settings: OnlineSettings, links: list[TrainerLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise RunError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainerControl, "write", full)
+        with pytest.raises(RunError):
+            links[0].poll(idle=True, suspects=["v00002"])
+    links[0].poll(idle=True, suspects=["v00002"])
+    links[0].poll(idle=True)
     assert not TrainerControl.read(settings.layout.control).suspected
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,6 +128,46 @@ def test_a_text_that_a_crash_cut_off_is_left_out(tmp_path: Path, cut: int) -> No
     assert files.read(("a", ""), 100) == [[1, 2, 3], [7, 8]]
     assert files.read(("a", ""), 3) == [[7, 8]], "the newest that fit"
     assert files.read(("a", ""), 100) == [[7, 8]]
+
+
+def test_a_text_that_a_full_disk_cut_off_hides_none_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, owner = AnswerFiles(tmp_path, 50), ("a", "")
+    files.append(owner, [1, 2, 3])
+    opened = Path.open
+
+    @contextmanager
+    def full(path: Path, mode: str) -> Iterator[SimpleNamespace]:
+        def write(packed: bytes) -> None:
+            with opened(path, mode) as handle:
+                handle.write(packed[:-5])
+            raise OSError(28, "No space left on device")
+
+        yield SimpleNamespace(write=write)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", full)
+        with pytest.raises(OSError, match="No space"):
+            files.append(owner, [4, 5, 6])
+    files.append(owner, [7, 8])
+    assert files.read(owner, 100) == [[1, 2, 3], [7, 8]]
+
+
+def test_no_text_of_a_deleted_tenant_stays(tmp_path: Path) -> None:
+    """Nor in what a killed process left, nor in the files of a store that was shared before, or was not."""
+    store = SuffixStore(1000, 50, folder=str(tmp_path))
+    store.add(("a", ""), [1, 2, 3], [4, 5, 6, 7])
+    (own,) = tmp_path.iterdir()
+    left = tmp_path / f".{own.name}.123.tmp"
+    left.write_bytes(own.read_bytes())
+    SuffixStore(1000, 50, folder=str(tmp_path), shared=True).add(("a", ""), [1, 2, 3], [4, 5, 6, 7])
+    assert not left.exists(), "swept at the next start"
+    left.write_bytes(own.read_bytes())
+    store.forget("a")
+    assert list(tmp_path.iterdir()) == []
+    for shared in (False, True):
+        SuffixStore(1000, 50, folder=str(tmp_path), shared=shared).add(("a", ""), [1, 2, 3], [4, 5, 6, 7])
+    SuffixStore(1000, 50, folder=str(tmp_path), shared=True).forget("a")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, target: LanguageModel) -> None:

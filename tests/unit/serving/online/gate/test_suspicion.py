@@ -29,13 +29,7 @@ from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.training.trainer import OnlineTrainer
 
 from ...conftest import MakeEngine, prompts
-from .conftest import candidate, evidence, feed, keeper_of, nearly_the_target, pairs, scored
-
-
-def promote_as_judged(registry: VersionRegistry, version: Version) -> None:
-    """Promote a version as the gate does, with a verdict."""
-    registry.promote(version.name, "")
-    registry.judged(version.name, "promoted", {"decision": "promoted", "reason": ""}, "")
+from .conftest import candidate, evidence, feed, keeper_of, nearly_the_target, pairs, promote_as_judged, scored
 
 
 def test_a_regression_after_the_gate_is_rolled_back_within_500_requests(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from distillspec.files import private_folder
 from distillspec.models import LanguageModel, load_draft
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import owners_now
@@ -21,7 +22,7 @@ from distillspec.serving.online.pool.specialists import (
     least_gain,
     name_for,
 )
-from distillspec.serving.online.state.layout import OnlineSettings
+from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.pool import Member
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.selection.selecting import SelectionFigures
@@ -45,7 +46,7 @@ def specialists(settings: OnlineSettings, replay: ReplayLog, pooled: VersionRegi
     replay.append(drafted("maths", "sums", 80, accepted=0.1))
     judge_in_vain(pooled.of("general"), LEARNT)
     told: list[dict[str, object]] = []
-    return Specialists(settings.adapt, replay, pooled, told.append)
+    return Specialists(settings, replay, pooled, told.append)
 
 
 def test_a_domain_that_stays_poor_gets_a_clone_that_learns_it(
@@ -66,11 +67,21 @@ def test_a_domain_that_stays_poor_gets_a_clone_that_learns_it(
     assert specialists.clone() is None  # one at a time
 
 
+def test_updates_that_were_asked_for_before_are_not_a_clones_own(
+    specialists: Specialists, settings: OnlineSettings
+) -> None:
+    private_folder(settings.layout.trainer)
+    TrainerControl(asked=3).write(settings.layout.control)
+    made = specialists.clone()
+    assert made is not None
+    assert TrainerState.read(settings.layout.of(made.name).state).asked == 3
+
+
 def test_no_clone_before_the_owner_has_learnt(
     settings: OnlineSettings, replay: ReplayLog, pooled: VersionRegistry, drafted: Drafted
 ) -> None:
     replay.append([*drafted("general", "chat", 80, accepted=0.6), *drafted("general", "code", 80, accepted=0.3)])
-    found = Specialists(settings.adapt, replay, pooled, lambda record: None)
+    found = Specialists(settings, replay, pooled, lambda record: None)
     judge_in_vain(pooled.of("general"), LEARNT - 1)
     assert found.clone() is None
     judge_in_vain(pooled.of("general"), 1)
@@ -102,7 +113,7 @@ def test_names_of_domains_are_made_folder_names(
 ) -> None:
     replay.append([*drafted("general", "chat", 80), *drafted("general", "../code & more", 80, accepted=0.1)])
     judge_in_vain(pooled.of("general"), LEARNT)
-    made = Specialists(settings.adapt, replay, pooled, lambda record: None).clone()
+    made = Specialists(settings, replay, pooled, lambda record: None).clone()
     assert made is not None
     assert (made.name, made.domain) == (name_for("../code & more"), "../code & more")
     assert made.name.startswith("..-code-more-")

@@ -210,3 +210,21 @@ def test_the_draft_that_was_given_is_kept_and_known_whatever_came_after(
     assert not lost.present
     assert registry.find(lost.weights_hash) == lost, "known by its weights, though its folder is gone"
     assert [version.name for version in registry.versions("promoted")] == [registry.current().name]  # type: ignore[union-attr]
+
+
+def test_candidates_in_vain_are_counted_since_the_newest_that_was_promoted(
+    registry: VersionRegistry, small_draft: LanguageModel, target: LanguageModel
+) -> None:
+    def in_vain() -> None:
+        registry.judged(add_changed(registry, small_draft, target, 0.1).name, "inconclusive", {"gain": 0.0}, "equal")
+
+    in_vain()
+    in_vain()
+    assert registry.judged_in_vain() == 2
+    registry.promote(add_changed(registry, small_draft, target, 0.1).name, "better")
+    in_vain()
+    assert registry.judged_in_vain() == 1
+    registry.rollback("worse")
+    assert registry.judged_in_vain() == 1, "those before the promotion are settled"
+    registry.disown("a tenant was deleted")
+    assert registry.judged_in_vain() == 0, "they are gone"
