@@ -25,7 +25,6 @@ from distillspec.serving.online.judging.question import SUSPECTED_AFTER, suspici
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
-from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.training.trainer import OnlineTrainer
 
 from ...conftest import MakeEngine, prompts
