@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from distillspec.errors import ConfigError
 
 # Numbers of tokens that tables are measured and corrected at: close where costs change from flat to rising.
-KNOTS = (1, 2, 3, 5, 8, 12, 16, 24, 40, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+KNOTS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 40, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 ROUNDING = 1e-9  # relative, of sums of seconds
 FAR = 1e9  # tokens: no pass is larger
 
