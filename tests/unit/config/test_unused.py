@@ -79,7 +79,7 @@ def refusal(line: str) -> str | None:
         ("bench bench.prompts=[p] bench.timeout_s=9", "bench.timeout_s=9 needs url="),
         ("bench bench.prompts=[p] key_env=[A]", r"key_env=\[A\] needs url="),
         ("simulate workload.trace=f workload.rates=[1]", r"workload.rates=\[1\] needs workload.trace=null"),
-        ("replay tenant=acme", "tenant=acme needs action=delete or action=export"),
+        ("replay tenant=acme", "tenant=acme needs action=exclude, include, export or delete"),
         ("versions version=v1", "version=v1 needs action=show or action=promote"),
         ("versions keep=9", "keep=9 needs action=gc"),
         ("versions name=SQL", "name=SQL needs action=rollback or action=withdraw"),

@@ -27,7 +27,7 @@ def test_the_example_runs_and_prints(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (code,) = page(name).python()
+    code = "\n".join(page(name).python())
     monkeypatch.chdir(tmp_path)
     save_draft(initialise_draft(DraftConfig(layers=1), target), tmp_path / "runs/train/MY_RUN", target=target)
     assert 'path="smollm2"' in code or 'pretrained("smollm2"' in code
