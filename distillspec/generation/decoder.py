@@ -25,7 +25,7 @@ class SlotDecoder:
 
     Args:
         packs: the model's weights, for the head.
-        few: its layers, for steps that they take.
+        few: its layers, for steps that they take, and for prompts if they take all.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SlotDecoder:
         """Read whole prompts into slots `rows`. Return the logits after each prompt's last token, `[len(rows), V]`."""
         counts = [len(prompt) for prompt in prompts]
         self.lengths[list(rows)] = torch.tensor(counts)
-        if self.few is not None and self.few.takes_chains(self.cache, counts, sliced=True):
+        if self.few is not None and self.few.takes_all_chains:
             return self._logits(self._read_by(self.few, rows, prompts))
         device = self.model.device
         tokens = pad_sequence([torch.tensor(p, dtype=torch.int64) for p in prompts], batch_first=True).to(device)

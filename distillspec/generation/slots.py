@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -83,8 +84,9 @@ class SlotGenerator:
         self._check_lengths(requests, max_len)
         most = min(self.slots, len(requests))
         with ExitStack() as stack:
-            packs = [_packed(model, most, requests, stack) for model in self.models]
-            slots = max(1, slots_that_fit(self.models, most, max_len, feature_ids=self.states.ids))
+            room = partial(slots_that_fit, self.models, most, max_len, feature_ids=self.states.ids)
+            packs = [_packed(model, max(1, room()), requests, stack) for model in self.models]
+            slots = max(1, room())  # packed weights take memory too
             waiting = _neighbours_alike(requests, 2 * slots)
             pairs = zip(self.models, packs, strict=True)
             decoders = [SlotDecoder(model, slots, max_len, *own) for model, own in pairs]

@@ -1,4 +1,4 @@
-"""Layers of a Llama on CPUs, in one call of C++ (`few_tokens.cpp`): over few tokens, and over many in bfloat16.
+"""Layers of a Llama on CPUs, in one call of C++ (`few_tokens.cpp`): over few tokens, and over many where it is faster.
 
 For a token a layer reads some megabytes of weights, which takes less time than torch's fifty operators around them.
 """
@@ -6,6 +6,7 @@ For a token a layer reads some megabytes of weights, which takes less time than 
 from __future__ import annotations
 
 import ctypes
+import platform
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -28,10 +29,10 @@ from distillspec.models.state_input import DeferredNorm
 from distillspec.native.library import NotBuilt
 from distillspec.native.vector_kernel import WEIGHTS, Kind, numbers, vector_kernel
 
-# Of a pass. Torch takes larger ones. A prompt's chunk of 512 fits beside decoding rows: a second call would read all
-# weights again. With AVX-512 torch's float32 products of many tokens are faster.
-MOST_TOKENS, MOST_WIDE = 576, 48
-AVX512 = 16  # lanes
+# Of a pass where bfloat16 is multiplied in pairs, or with AVX2 alone: longer texts are read in parts. A prompt's chunk
+# of 512 fits beside decoding rows: a second call would read all weights again. Elsewhere torch takes larger passes.
+MOST_TOKENS, MOST_ELSEWHERE = 576, 48
+AVX2 = 8  # lanes
 MOST_NODES = 64  # of a tree
 WITH_TILES, NEW_WITH_TILES = 256, 32  # tokens of a pass, and of a row: oneDNN multiplies tiles (AMX) faster, if many
 ROTARY = ("default", "linear", "llama3")  # kinds whose angles depend on the position alone
@@ -76,9 +77,14 @@ class FewTokens:
             tokens: passes of so many must be taken.
         """
         eight = eight and not exact
-        if not _is_made_for(model, exact) or tokens > _most_tokens(model.dtype) or not _is_built(_kind(model, eight)):
+        if not _is_made_for(model) or tokens > _most_tokens(model.dtype) or not _is_built(_kind(model, eight)):
             return None
-        return FewTokens(model, eight=eight)
+        return FewTokens(model, eight=eight) if not exact or _fits_sixteen_bits(model) else None
+
+    @property
+    def takes_all_chains(self) -> bool:
+        """True if it takes chains of any length, in slices: so no text is read otherwise for its neighbours' sake."""
+        return self._in_slices and self._longest == sys.maxsize
 
     def takes(self, view: FlatView) -> bool:
         """Return True if a pass has few tokens, over a cache of slots."""
@@ -226,10 +232,10 @@ def _most_tokens(dtype: torch.dtype) -> int:
     kernel = vector_kernel()
     if dtype == torch.bfloat16 and kernel.by_pairs:
         return WITH_TILES if cpu_has_tiles() else MOST_TOKENS
-    return MOST_WIDE if kernel.lanes == AVX512 else MOST_TOKENS
+    return MOST_TOKENS if kernel.lanes == AVX2 and platform.machine() == "x86_64" else MOST_ELSEWHERE
 
 
-def _is_made_for(model: LanguageModel, exact: bool) -> bool:
+def _is_made_for(model: LanguageModel) -> bool:
     """Return True for Llama layers of dimensions that fill vectors, large enough that packing helps."""
     config, decoder = model.model.config.get_text_config(), model.decoder
     if model.device.type != "cpu" or model.dtype not in WEIGHTS or type(decoder) not in (LlamaModel, EagleDecoder):
@@ -252,13 +258,13 @@ def _is_made_for(model: LanguageModel, exact: bool) -> bool:
     weights = [
         part.weight.detach() for layer in model.layers for part in layer.modules() if isinstance(part, nn.Linear)
     ]
-    if not fits or 2 * inner * width < SMALLEST or not _fit_memory(model, weights):
-        return False
-    return not exact or model.dtype == torch.bfloat16 or all(_fit_half(layer) for layer in model.layers)
+    return fits and 2 * inner * width >= SMALLEST and _fit_memory(model, weights)
 
 
-def _fit_half(layer: Any) -> bool:
-    return all(fits_half(weight, exact=True) for weight in _weights(layer))
+def _fits_sixteen_bits(model: LanguageModel) -> bool:
+    return model.dtype == torch.bfloat16 or all(
+        fits_half(weight, exact=True) for layer in model.layers for weight in _weights(layer)
+    )
 
 
 def _fit_memory(model: LanguageModel, weights: Sequence[Tensor]) -> bool:

@@ -154,10 +154,10 @@ void run_layer(const Layer& layer, const Model& m, const Batch& batch, const Fro
     product((const W*)layer.qkv, qkv, in, space.normed.data(), tokens,
             [&](int64_t t, int64_t o, Vec sums) { store(layer.scales[0] * sums, space.qkv.data() + t * qkv + o); });
     attention(layer, m, batch, scale, space);
-    const auto add = [&](float scale) {
+    const auto add = [&](float factor) {
         return [=](int64_t t, int64_t o, Vec sums) {
             float* own = hidden + t * width + o;
-            store(load(own) + scale * sums, own);
+            store(load(own) + factor * sums, own);
         };
     };
     product((const W*)layer.out, width, m.heads * m.dim, space.mixed.data(), tokens, add(layer.scales[1]));

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from distillspec.errors import RunError
 from distillspec.files import private_folder
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import log_of, owners_now
@@ -113,8 +114,11 @@ class TrainerLink:
         until_s = self._urgent_until(suspects)
         told = until_s if suspects else None
         if told != self._suspects_until_s or (suspects and self._was_contradicted()):
-            self._tell(suspected=bool(suspects), urgent_until_s=until_s)
-            self._suspects_until_s = told  # after a failed write it is told again
+            try:
+                self._tell(suspected=bool(suspects), urgent_until_s=until_s)
+                self._suspects_until_s = told
+            except (OSError, RunError) as error:  # a full disk, above all: it is told again
+                log.error("the trainer is not told of suspicions: %s", error)
         if self.supervisor is not None:
             urgent = self.replay.clock() < until_s
             self.supervisor.brake.set_urgent(urgent)

@@ -7,7 +7,7 @@ import logging
 from distillspec.serving.online.gate.in_service import InService, Suspicion, one_at_a_time
 from distillspec.serving.online.gate.judge import Judge
 from distillspec.serving.online.judging.question import (
-    ACQUITTED_AT,
+    ACQUITTED,
     SUSPECTED_AFTER,
     SUSPICIONS,
     suspicion_question,
@@ -91,10 +91,11 @@ class SuspicionCheck:
         return f"it was promoted without a verdict; {question.against.name} served before"
 
     def _may_be_asked_again(self, version: Version) -> bool:
-        """Return False for a version that was found as good as its predecessor, until other answers are there."""
-        acquitted_at = self._registry.get(version.name).verdict.get(ACQUITTED_AT)
-        new = self._judge.replay.newest_number() - (acquitted_at or 0)
-        return acquitted_at is None or new >= self._judge.config.requests
+        """Return False for a version that was not shown to be worse since its promotion, until there is other text."""
+        promotion, newest = self._registry.get(version.name).verdict.get(ACQUITTED, (None, 0))
+        if promotion != self._registry.promotions()[-1]["id"]:
+            return True
+        return self._judge.replay.newest_number() - newest >= self._judge.config.requests
 
     def _suspect(self, version: Version, problem: str) -> None:
         # A version may have served well for weeks: what is asked about are the answers of now.
@@ -107,10 +108,10 @@ class SuspicionCheck:
         self._in_service.report({"event": "suspicion", "version": version.name, "reason": problem})
 
     def _acquit(self, version: Version) -> None:
-        newest = self._judge.replay.newest_number()
-        self._registry.judged(version.name, version.status, {**version.verdict, ACQUITTED_AT: newest}, version.reason)
+        acquitted = self._registry.promotions()[-1]["id"], self._judge.replay.newest_number()
+        self._registry.judged(version.name, version.status, {**version.verdict, ACQUITTED: acquitted}, version.reason)
         self._clear(version)
-        log.warning("%s is as good as its predecessor on the same answers, and no longer suspected", version.name)
+        log.warning("%s is no longer suspected: the answers do not show that it is worse", version.name)
         self._in_service.report({"event": "acquittal", "version": version.name})
 
     def _clear(self, version: Version) -> None:

@@ -9,9 +9,9 @@ from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
 
-# In a verdict: answers up to this number say nothing about a suspicion, how many suspicions there were, and the newest
-# answer when the last one was found to be wrong.
-SUSPECTED_AFTER, SUSPICIONS, ACQUITTED_AT = "suspected_after", "suspicions", "acquitted_at"
+# In a verdict: answers up to this number say nothing about a suspicion, how many suspicions there were, and the
+# promotion and the newest answer when the last one ended in vain.
+SUSPECTED_AFTER, SUSPICIONS, ACQUITTED = "suspected_after", "suspicions", "acquitted"
 
 
 @dataclass(frozen=True)

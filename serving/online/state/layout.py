@@ -147,7 +147,10 @@ ADDED = ("updates", "learnt", "skipped", "capped", "cpu_s", "seconds")  # what t
 
 @dataclass(frozen=True)
 class TrainerState(_Message):
-    """State of the trainer between updates of one draft. Only the process that holds its lock writes it."""
+    """State of the trainer between updates of one draft.
+
+    Only the process that holds its lock writes it, but for a specialist's first one, before it is listed.
+    """
 
     cursor: int = 0  # number of the last logged answer that an update considered
     asked: int = 0  # updates by hand that were made, well or badly (`TrainerControl.asked`)

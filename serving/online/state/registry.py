@@ -270,10 +270,10 @@ class VersionRegistry:
         """Refuse versions that learnt from logged answers, promoted or not. Delete their folders, return names."""
         learnt = [version for version in self.versions() if version.last_request is not None and version.present]
         with self._database.transaction() as rows:
-            rows.executemany(
-                "UPDATE versions SET status = 'refused', present = 0, verdict = '{}', reason = ? WHERE name = ?",
-                [(reason, version.name) for version in learnt],
-            )
+            gone = "UPDATE versions SET status = 'refused', present = 0, reason = ? WHERE name = ?"
+            rows.executemany(gone, [(reason, version.name) for version in learnt])
+            forget = "UPDATE versions SET verdict = '{}' WHERE member = ? AND last_request IS NOT NULL"
+            rows.execute(forget, (self.member,))
         for version in learnt:
             shutil.rmtree(version.path, ignore_errors=True)
         return [version.name for version in learnt]

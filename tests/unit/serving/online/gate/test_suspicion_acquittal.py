@@ -5,7 +5,8 @@ from __future__ import annotations
 from distillspec.models import LanguageModel
 from distillspec.serving.online.gate.decision import ROLLBACK_ERROR, is_worse
 from distillspec.serving.online.gate.monitor import ServedAcceptance
-from distillspec.serving.online.judging.question import SUSPICIONS
+from distillspec.serving.online.judging.confidence import spent
+from distillspec.serving.online.judging.question import ACQUITTED, SUSPICIONS
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -45,6 +46,26 @@ def test_a_version_as_good_as_its_predecessor_is_asked_about_again_by_other_answ
     assert events == ["suspicion", "acquittal", "suspicion"]
 
 
+def test_an_acquittal_is_of_one_promotion(settings: OnlineSettings, logged: ReplayLog, target: LanguageModel) -> None:
+    """Promoted again by hand, over another version, it is suspected like any other."""
+    registry = VersionRegistry(settings.layout.versions, clock=lambda: 500.0)
+    served = ServedAcceptance(settings.gate)
+    first = candidate(registry, nearly_the_target(target), target)
+    registry.promote(first.name, "first draft")
+    keeper = keeper_of(settings, registry, logged, served=served)
+    second = candidate(registry, nearly_the_target(target), target)
+    registry.promote(second.name, "by hand")
+    acquitted = registry.promotions()[-1]["id"], logged.newest_number()
+    registry.judged(second.name, "promoted", {ACQUITTED: acquitted}, "")
+    registry.promote(candidate(registry, nearly_the_target(target), target).name, "another")
+    registry.promote(second.name, "by hand again")
+    keeper.follow()
+    for _ in range(32):
+        feed(served, second.served_as, "a", 10, 8)
+    keeper.work()
+    assert keeper.suspicion is not None
+
+
 def test_each_suspicion_spends_a_part_of_the_error() -> None:
     before = [0.4, 0.5, 0.6] * 20
     found = evidence(pairs(before, [alpha - 0.01 * (1 + 9 * (i % 2)) for i, alpha in enumerate(before)]))
@@ -52,4 +73,4 @@ def test_each_suspicion_spends_a_part_of_the_error() -> None:
     assert shown[0]
     assert shown == sorted(shown, reverse=True), "the later, the more evidence is needed"
     assert not shown[-1]
-    assert sum(ROLLBACK_ERROR * 6 / (3.1416 * k) ** 2 for k in range(1, 10_000)) <= ROLLBACK_ERROR
+    assert 0.99 * ROLLBACK_ERROR < sum(spent(ROLLBACK_ERROR, k) for k in range(1, 10_000)) <= ROLLBACK_ERROR

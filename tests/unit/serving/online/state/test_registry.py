@@ -226,5 +226,6 @@ def test_candidates_in_vain_are_counted_since_the_newest_that_was_promoted(
     assert registry.judged_in_vain() == 1
     registry.rollback("worse")
     assert registry.judged_in_vain() == 1, "those before the promotion are settled"
+    registry.clear_away(keep=0)
     registry.disown("a tenant was deleted")
     assert registry.judged_in_vain() == 0, "they are gone"
