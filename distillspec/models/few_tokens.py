@@ -29,8 +29,9 @@ from distillspec.models.state_input import DeferredNorm
 from distillspec.native.library import NotBuilt
 from distillspec.native.vector_kernel import WEIGHTS, Kind, numbers, vector_kernel
 
-# Of a pass where bfloat16 is multiplied in pairs, or with AVX2 alone: longer texts are read in parts. A prompt's chunk
-# of 512 fits beside decoding rows: a second call would read all weights again. Elsewhere torch takes larger passes.
+# Of a pass where bfloat16 is multiplied in pairs, and in float32 with AVX2 alone: longer texts are read in parts. A
+# prompt's chunk of 512 fits beside decoding rows: a second call would read all weights again. Elsewhere torch takes
+# larger passes.
 MOST_TOKENS, MOST_ELSEWHERE = 576, 48
 AVX2 = 8  # lanes
 MOST_NODES = 64  # of a tree
@@ -232,7 +233,8 @@ def _most_tokens(dtype: torch.dtype) -> int:
     kernel = vector_kernel()
     if dtype == torch.bfloat16 and kernel.by_pairs:
         return WITH_TILES if cpu_has_tiles() else MOST_TOKENS
-    return MOST_TOKENS if kernel.lanes == AVX2 and platform.machine() == "x86_64" else MOST_ELSEWHERE
+    avx2 = kernel.lanes == AVX2 and platform.machine() == "x86_64"
+    return MOST_TOKENS if avx2 and dtype == torch.float32 else MOST_ELSEWHERE
 
 
 def _is_made_for(model: LanguageModel) -> bool:

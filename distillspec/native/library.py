@@ -33,7 +33,7 @@ FOLDER = "native"  # of built libraries, in the cache
 BUILD_S = 600.0  # a build takes a second to a quarter of a minute, on a busy machine much longer
 
 
-_refused: dict[str, str] = {}  # libraries that cannot be had in this process, and why
+refused: dict[str, str] = {}  # libraries that cannot be had in this process, and why
 
 
 class NotBuilt(Exception):
@@ -92,8 +92,8 @@ def library(source: Path, *defined: str) -> ctypes.CDLL:
         flags = [*FLAGS, *(f"-D{macro}" for macro in defined)]
         key = hashlib.sha256("\0".join((*flags, _processor(), *_texts(source))).encode()).hexdigest()[:16]
         name = f"{source.stem}-{key}.so"
-        if name in _refused:
-            raise NotBuilt(_refused[name])
+        if name in refused:
+            raise NotBuilt(refused[name])
         return _loaded(flags, source, name)
     except OSError as error:
         raise _refusal(name, f"{type(error).__name__}: {error}") from error
@@ -154,9 +154,9 @@ def _first_error(told: str) -> str:
 
 def _refusal(name: str, reason: str) -> NotBuilt:
     """Note that a library cannot be had, so that nobody waits for it again."""
-    if reason not in _refused.values():  # a missing compiler is named once
+    if reason not in refused.values():  # a missing compiler is named once
         log.warning("%s was not built, and slower code serves: %s", name, reason)
-    _refused[name] = reason
+    refused[name] = reason
     return NotBuilt(reason)
 
 

@@ -83,5 +83,8 @@ def test_another_targets_draft_is_refused(distill: Distill, tmp_path: Path, give
     tiny_tokenizer().save_pretrained(tmp_path / "other")
     refused = distill("eval", *QUICK, "target.path=other", f"drafts=[{given}]")
     assert refused.code == 2
-    assert refused.err == f"distill: the draft {given} was made for tiny, whose weights differ from other's\n"
+    reason = (
+        "was made for tiny, whose weights differ from other's; give the target that it was made for as target.path="
+    )
+    assert refused.err == f"distill: the draft {given} {reason}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["other"]

@@ -74,7 +74,7 @@ def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path, own_cache: Path) 
 
 def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What was built before, as in an image, is used. Else one warning says so."""
-    monkeypatch.setattr("distillspec.native.library._refused", {})  # as in a process that has looked for none yet
+    monkeypatch.setattr("distillspec.native.library.refused", {})  # as in a process that has looked for none yet
     built = library(source(tmp_path, 1)).answer() if cpp_compiler() else None
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
