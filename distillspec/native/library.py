@@ -28,6 +28,13 @@ FLAGS = (
     "-shared",
     "-fPIC",
 )
+# For some processors GCC splits chains of fused products into products and sums, in some loops and not in others: a
+# token's result would then depend on how many are read beside it. What a compiler does not know is left out.
+WHOLE_CHAINS = (
+    ("-mtune-ctrl=^avoid_fma_chains,^avoid_fma256_chains,^avoid_fma512_chains",),
+    ("-mtune-ctrl=^avoid_fma_chains,^avoid_fma256_chains",),
+    (),
+)
 SOURCES = Path(__file__).parent
 FOLDER = "native"  # of built libraries, in the cache
 BUILD_S = 600.0  # a build takes a second to a quarter of a minute, on a busy machine much longer
@@ -90,7 +97,8 @@ def library(source: Path, *defined: str) -> ctypes.CDLL:
     name = source.name
     try:
         flags = [*FLAGS, *(f"-D{macro}" for macro in defined)]
-        key = hashlib.sha256("\0".join((*flags, _processor(), *_texts(source))).encode()).hexdigest()[:16]
+        told = (*flags, str(WHOLE_CHAINS), _processor(), *_texts(source))
+        key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
         name = f"{source.stem}-{key}.so"
         if name in refused:
             raise NotBuilt(refused[name])
@@ -128,13 +136,21 @@ def _build(flags: Sequence[str], source: Path, built: Path) -> None:
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         made, reasons = Path(folder) / built.name, list[str]()
         for compiler in _compilers():
-            if (reason := _refused_by(compiler, [*flags, str(source), "-o", str(made)])) is None:
+            arguments = [*_known_to(compiler), *flags, str(source), "-o", str(made)]
+            if (reason := _refused_by(compiler, arguments)) is None:
                 with made.open("rb") as written:  # a file that is empty after a power cut would be taken for built
                     os.fsync(written.fileno())
                 made.replace(built)
                 return
             reasons.append(reason)
     raise _refusal(built.name, "; ".join(reasons) or "no C++ compiler (g++ 12 or newer)")
+
+
+@cache
+def _known_to(compiler: str) -> tuple[str, ...]:
+    """Return the first of `WHOLE_CHAINS` that a compiler knows."""
+    empty = [FLAGS[0], "-x", "c++", "-fsyntax-only", os.devnull]
+    return next((flags for flags in WHOLE_CHAINS if _refused_by(compiler, [*flags, *empty]) is None), ())
 
 
 def _refused_by(compiler: str, arguments: Sequence[str]) -> str | None:
