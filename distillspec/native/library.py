@@ -132,10 +132,10 @@ def _build(flags: Sequence[str], source: Path, built: Path) -> None:
 
     It appears whole or not at all, since other processes may build it too.
     """
-    log.info("building %s for this processor, once", source.name)
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         made, reasons = Path(folder) / built.name, list[str]()
         for compiler in _compilers():
+            log.info("building %s for this processor, once", source.name)
             arguments = [*_known_to(compiler), *flags, str(source), "-o", str(made)]
             if (reason := _refused_by(compiler, arguments)) is None:
                 with made.open("rb") as written:  # a file that is empty after a power cut would be taken for built
