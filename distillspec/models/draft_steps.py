@@ -9,11 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from distillspec.models.block import BlockInput
+from distillspec.models.few_heads import FewHeads
 from distillspec.models.few_rows import FewRows, Ints
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.slot_cache import SlotCache
-from distillspec.models.state_input import ADDED, EPS, JOINED, DeferredNorm
+from distillspec.models.state_input import EPS, DeferredNorm, StateInput
 from distillspec.native.vector_kernel import numbers, vector_kernel
 
 
@@ -61,7 +63,7 @@ class StatesBefore(NamedTuple):
 class Unread(NamedTuple):
     """N tokens of R texts that a draft has not read, those of a row up to its newest one.
 
-    tokens: `[N]` int64.
+    tokens: `[N]` int64. Masks of a block are −1, −2, …
     before: for drafts that read states.
     """
 
@@ -79,31 +81,39 @@ class Chosen(NamedTuple):
 
 
 class DraftSteps:
-    """The trees of one draft."""
+    """The trees of one draft.
 
-    def __init__(self, model: LanguageModel, few: FewTokens) -> None:
+    Drafts of a block read its masks as the last tokens of each text, one fewer than there are levels. Nothing is read
+    behind them.
+    """
+
+    def __init__(self, model: LanguageModel, few: FewTokens | FewHeads) -> None:
         self.model, self.few = model, few
         final = model.decoder.norm
         norm = final.norm if isinstance(final, DeferredNorm) else final
         self._norm = norm.weight.detach().float().contiguous()  # type: ignore[union-attr, operator]
-        kernel, head = vector_kernel(), model.head.weight.detach()
-        self._head, self._padded = few.pages.keep(kernel.packed(head, few.kind.weights)), kernel.rows(len(head))
-        joins = model.state_input
-        projection = None if joins is None or joins.projection is None else joins.projection.weight.detach()
-        self._fusion, self._projection = (
-            None if part is None else few.pages.keep(kernel.packed(part, few.kind.weights))
-            for part in (None if joins is None else joins.fusion(), projection)
+        kernel, head, joins = vector_kernel(), model.head.weight, model.state_input
+        self._head, self._padded = self._packed(head), kernel.rows(len(head))
+        self._fusion = None if joins is None or not joins.fuses else self._packed(joins.fusion())
+        self._projection, self._markov = (
+            None if part is None else self._packed(part.weight)
+            for part in (getattr(joins, name, None) for name in ("projection", "markov"))
         )
+        self._masks = None if not isinstance(joins, BlockInput) else joins.masks.detach().to(model.dtype).contiguous()
         self._ids = None if model.kept_ids is None else model.kept_ids.long().contiguous()
 
     @staticmethod
-    def of(model: LanguageModel, few: FewTokens | None) -> DraftSteps | None:
+    def of(model: LanguageModel, few: FewTokens | FewHeads | None) -> DraftSteps | None:
         """Return the loop of a model whose layers the kernel runs, None where it is not made for the rest."""
-        if few is None or (model.state_input is not None and not _reads(model, few.kind.weights)):
+        if few is None or (model.state_input is not None and not _reads(model.state_input, few.kind.weights)):
             return None
         head, embeddings = model.head, model.model.get_input_embeddings()
         plain = head.bias is None and head.scale == 1.0 and head.softcap is None and type(embeddings) is nn.Embedding
         return DraftSteps(model, few) if plain else None
+
+    def _packed(self, weight: Tensor | None) -> Tensor | None:
+        kernel, few = vector_kernel(), self.few
+        return None if weight is None else few.pages.keep(kernel.packed(weight.detach(), few.kind.weights))
 
     def run(self, cache: SlotCache, unread: Unread, readers: Readers, chance: Chance | None) -> Chosen:
         """Read what is new, and choose the tokens behind it, level by level.
@@ -127,7 +137,8 @@ class DraftSteps:
                 *(len(readers.levels) - 1, count, draws[1], draws[0], cache.max_len),
                 *(readers.levels.ctypes.data, readers.numbers.ctypes.data),
                 *self._entry(addressof(columns), len(columns)),
-                *(self._norm.data_ptr(), self._head.data_ptr(), width, self._padded, _at(self._ids)),
+                *(self._norm.data_ptr(), _at(self._head), _at(self._markov), self._rank, self.model.drafts_at_once),
+                *(width, self._padded, _at(self._ids)),
                 *(*map(_at, by), unread.tokens.ctypes.data),
                 0 if unread.before is None else unread.before.addresses.ctypes.data,
                 *(ids.data_ptr(), finite.data_ptr(), _at(probs)),
@@ -138,21 +149,29 @@ class DraftSteps:
         call(*few.over(cache), texts, given, few.eps, EPS, few.scale, torch.get_num_threads())
         return Chosen(ids, finite, probs)
 
+    @property
+    def _rank(self) -> int:
+        return _rank(self.model.state_input)
+
     def _entry(self, columns: int, kept: int) -> list[int]:
         """Return `Entry` of `draft_input.h`."""
         embeddings = self.model.model.get_input_embeddings().weight.data_ptr()
         joins = self.model.state_input
         width = 0 if joins is None else joins.target_width
-        return [embeddings, _at(self._fusion), _at(self._projection), kept, width, columns]
+        return [embeddings, _at(self._fusion), _at(self._projection), _at(self._masks), kept, width, columns]
 
 
-def _reads(model: LanguageModel, weights: torch.dtype) -> bool:
+def _reads(joins: StateInput, weights: torch.dtype) -> bool:
     """Return True if the kernel can bring in the states that a draft reads, by weights of this dtype."""
-    joins = model.state_input
-    assert joins is not None
     if joins.scale is not None and weights != torch.bfloat16:  # codes, and float16, round small numbers to nothing
         return False
-    return joins.way in (JOINED, ADDED) and joins.target_width % vector_kernel().lanes == 0
+    lanes = vector_kernel().lanes
+    return joins.target_width % lanes == 0 and _rank(joins) % lanes == 0
+
+
+def _rank(joins: StateInput | None) -> int:
+    """Return the width of what the head reads of the token before."""
+    return joins.rank if isinstance(joins, BlockInput) else 0
 
 
 def _at(held: Tensor | None) -> int:

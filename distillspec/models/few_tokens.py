@@ -9,7 +9,7 @@ import ctypes
 import platform
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,12 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMod
 from distillspec.models.eagle import PROJECTIONS, EagleDecoder, EagleLayer
 from distillspec.models.few_rows import FewRows
 from distillspec.models.flat_view import FlatView
-from distillspec.models.half_weights import fits_half, half_scale
+from distillspec.models.half_weights import fits_half
 from distillspec.models.language_model import LanguageModel, attention_heads
 from distillspec.models.large_pages import LargePages
 from distillspec.models.memory import free_bytes
 from distillspec.models.numerics import cpu_has_tiles
+from distillspec.models.packed_layer import PackedLayer, is_built, kind_of
 from distillspec.models.packed_linear import SHARE, SMALLEST
 from distillspec.models.slot_cache import SlotCache, SlotView
 from distillspec.models.state_input import DeferredNorm
@@ -51,12 +52,12 @@ class FewTokens:
 
     def __init__(self, model: LanguageModel, *, eight: bool = False) -> None:
         self.model, decoder = model, model.decoder
-        self.kind = _kind(model, eight)
+        self.kind = kind_of(model, eight=eight)
         config = model.model.config.get_text_config()
         heads = attention_heads(model)
         self._sizes = [config.hidden_size, config.intermediate_size, heads.query, heads.kv, heads.dim]
         self._like = torch.empty(1, heads.kv, 1, heads.dim, dtype=model.dtype)
-        self.most = _most_tokens(model.dtype)
+        self.most = most_tokens(model.dtype)
         self._in_slices = self.most == MOST_TOKENS
         self._longest = NEW_WITH_TILES if cpu_has_tiles() else sys.maxsize
         self.eps, self.scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
@@ -78,7 +79,7 @@ class FewTokens:
             tokens: passes of so many must be taken.
         """
         eight = eight and not exact
-        if not _is_made_for(model) or tokens > _most_tokens(model.dtype) or not _is_built(_kind(model, eight)):
+        if not _is_made_for(model) or tokens > most_tokens(model.dtype) or not is_built(kind_of(model, eight=eight)):
             return None
         return FewTokens(model, eight=eight) if not exact or _fits_sixteen_bits(model) else None
 
@@ -185,26 +186,9 @@ class FewTokens:
         return self._bound[1], len(self._layers), self._bound[2]
 
 
-class _PackedLayer(NamedTuple):
-    weights: tuple[Tensor, ...]  # of queries, keys and values, of the output, of gate and up, and down
-    norms: tuple[Tensor | None, ...]  # before attention, of states beside the tokens, before the MLP
-    scales: Tensor  # [4] float32, of the weights' sums
-
-    @property
-    def pointers(self) -> list[int]:
-        return [0 if held is None else held.data_ptr() for held in (*self.weights, *self.norms, self.scales)]
-
-
-def _packed_layer(layer: Any, kind: Kind, pages: LargePages) -> _PackedLayer:
-    weights, kernel = _weights(layer), vector_kernel()
-    scales = [half_scale(weight) if kind.weights == torch.float16 else 1.0 for weight in weights]
-    scaled = [weight if scale == 1.0 else weight * scale for weight, scale in zip(weights, scales, strict=True)]
+def _packed_layer(layer: Any, kind: Kind, pages: LargePages) -> PackedLayer:
     norms = (layer.input_layernorm, getattr(layer, "hidden_norm", None), layer.post_attention_layernorm)
-    return _PackedLayer(
-        tuple(pages.keep(kernel.packed(weight, kind.weights)) for weight in scaled),
-        tuple(None if own is None else own.weight.detach().float().contiguous() for own in norms),
-        torch.tensor([1.0 / scale for scale in scales]),
-    )
+    return PackedLayer.of(_weights(layer), norms, kind, pages)
 
 
 def _weights(layer: Any) -> tuple[Tensor, ...]:
@@ -217,19 +201,8 @@ def _weights(layer: Any) -> tuple[Tensor, ...]:
     return tuple(weight.detach() for weight in (qkv, attention.o_proj.weight, gate_up, mlp.down_proj.weight))
 
 
-def _kind(model: LanguageModel, eight: bool) -> Kind:
-    return Kind(model.dtype, vector_kernel().codes(model.dtype) if eight else WEIGHTS[model.dtype])
-
-
-def _is_built(kind: Kind) -> bool:
-    try:
-        vector_kernel().build(kind)
-    except NotBuilt:
-        return False
-    return True
-
-
-def _most_tokens(dtype: torch.dtype) -> int:
+def most_tokens(dtype: torch.dtype) -> int:
+    """Return the most tokens of a pass in which the kernel is the fastest here."""
     kernel = vector_kernel()
     if dtype == torch.bfloat16 and kernel.by_pairs:
         return WITH_TILES if cpu_has_tiles() else MOST_TOKENS

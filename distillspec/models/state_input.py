@@ -61,6 +61,11 @@ class StateInput(nn.Module):
         """True if the draft has attention, and so keys and values of its own."""
         return self.way in (JOINED, ADDED, BLOCK)
 
+    @property
+    def fuses(self) -> bool:
+        """False for heads that read the target's state itself."""
+        return isinstance(self.fc, nn.Linear)
+
     def fuse(self, states: Tensor) -> Tensor:
         """Return one state `[…, width]` of the target's `[…, len(state_ids) · D]`."""
         if not isinstance(self.fc, nn.Linear):

@@ -9,12 +9,14 @@ namespace {
 // As in models/draft_steps.py. States stand beside the embeddings, or are projected and added to them.
 struct Entry {
     const void* embeddings;     // [V, D] of T
-    const void* fusion;         // packed [D, kept · target_width]: states of the target → one of the draft. Null: tokens alone
+    const void* fusion;         // packed [D, kept · target_width]: states of the target → one of the draft. Null: one is read as it is
     const void* projection;     // packed [D, D] of normed states that are added, null: they stand beside
-    int64_t kept, target_width;
+    const void* masks;          // [masks, 2 · D] of T: input of ids −1, −2, …, null: there are none
+    int64_t kept, target_width; // kept 0: the draft reads tokens alone
     const int64_t* columns;     // [kept]: where each begins among those that the target keeps of a token
 
-    bool joined() const { return fusion && !projection; }
+    bool reads() const { return kept > 0; }
+    bool joined() const { return reads() && !projection; }
 };
 
 // Buffers for N tokens.
@@ -25,9 +27,9 @@ struct EntrySpace {
     std::vector<float> added, ones;           // [N, D] and [D]
 
     EntrySpace(const Entry& e, int64_t width, int64_t tokens)
-        : input(tokens * width * (e.joined() ? 2 : 1)), fed(e.fusion ? tokens * width : 0),
-          gathered(e.fusion ? tokens * e.kept * e.target_width : 0), normed(e.projection ? tokens * width : 0),
-          added(e.projection ? tokens * width : 0), ones(e.projection ? width : 0, 1.0f) {}
+        : input(tokens * width * (e.joined() ? 2 : 1)), fed(e.reads() ? tokens * width : 0),
+          gathered(tokens * e.kept * e.target_width), normed(e.projection ? tokens * width : 0),
+          added(e.projection ? tokens * width : 0), ones(width, 1.0f) {}
 };
 
 // Fuse the target's states of the token before each of N into `fed`. `before`: their addresses, 0 for none: zeros.
@@ -41,8 +43,11 @@ void fuse(const Entry& e, int64_t width, const int64_t* before, int64_t tokens, 
             Number<T>* to = space.gathered.data() + t * all + i * e.target_width;
             for (int64_t c = 0; c < e.target_width; c += LANES) store(before[t] ? load(from + c) : Vec{}, to + c);
         }
-    product((const W*)e.fusion, width, all, space.gathered.data(), tokens,
-            [&](int64_t t, int64_t o, Vec sums) { store(sums, space.fed.data() + t * width + o); });
+    const auto keep = [&](int64_t t, int64_t c, Vec state) { store(state, space.fed.data() + t * width + c); };
+    if (e.fusion) return product((const W*)e.fusion, width, all, space.gathered.data(), tokens, keep);
+#pragma omp for schedule(static)
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t c = 0; c < width; c += LANES) keep(t, c, load(space.gathered.data() + t * width + c));
 }
 
 // Write the input of N tokens to `space.input`. Their states are in `fed`.
@@ -59,8 +64,13 @@ void enter(const Entry& e, int64_t width, const int64_t* ids, int64_t tokens, fl
     }
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
-        const T *own = embeddings + ids[t] * width, *fed = space.fed.data() + t * width;
         T* to = space.input.data() + t * in;
+        if (ids[t] < 0) {
+            const T* mask = (const T*)e.masks - (1 + ids[t]) * in;
+            std::copy(mask, mask + in, to);
+            continue;
+        }
+        const T *own = embeddings + ids[t] * width, *fed = space.fed.data() + t * width;
         for (int64_t c = 0; c < width; c += LANES) {
             Vec x = load(own + c);
             if (e.projection) x += load(space.added.data() + t * width + c);

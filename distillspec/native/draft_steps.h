@@ -3,6 +3,7 @@
 #pragma once
 
 #include "distributions.h"
+#include "draft_heads.h"
 #include "draft_input.h"
 
 namespace {
@@ -24,7 +25,10 @@ struct Steps {
     const Reader* reader;    // [S], level by level, and row by row in it
     Entry entry;
     const float* norm;           // [D], before the head
-    const void* head;            // packed
+    const void* head;            // packed [padded, D + rank]
+    const void* markov;          // packed [rank, D]: of the normed embedding of the token before, behind the state. Null: rank is 0
+    int64_t rank;
+    int64_t at_once;             // not 0: the text's last tokens are a block, one for each level, and nothing is read behind it
     int64_t width, padded;       // columns of the head, and with those that only fill its last block
     const int64_t* ids;          // [width]: the token of each column, null: the same number
     const Policy* policies;      // [R], null: all rows are greedy. Temperature 0: the row is
@@ -129,51 +133,67 @@ struct Level {
 template <typename T, typename W>
 void run_steps(const Layer* layers, int64_t count, const Model& m, const Batch& text, const Steps& s, float eps,
                float state_eps, float scale, int threads) {
-    const int64_t width = m.width, in = s.entry.joined() ? 2 * width : width, widest = s.widest();
+    const int64_t width = m.width, in = s.entry.joined() ? 2 * width : width, widest = s.widest(), read = width + s.rank;
     static thread_local Space<T> own;
     own.fit(m, std::max(text.tokens, widest));
     Space<T>& space = own;
     EntrySpace<T> entry(s.entry, width, std::max(text.tokens, widest));
-    std::vector<Number<T>> normed(widest * width);
+    std::vector<Number<T>> normed(widest * read), before(s.markov ? widest * width : 0);
     static thread_local std::vector<float> held;
     if (int64_t(held.size()) < widest * s.padded) held.resize(widest * s.padded);
     float* logits = held.data();
     Level next(widest);
     const float* hidden = own.hidden.data();
-    const auto run_layers = [&](const Batch& batch) {
+    const bool attends = layers[0].qkv;
+    const auto run_layers = [&](const Batch& batch, int64_t level) {
+        if (!attends) return run_head<T, W>(layers[level], m, batch.tokens, entry.input.data(), eps, space);
         for (int64_t i = 0; i < count; ++i)
             if (i == 0) run_layer<T, W>(layers[i], m, batch, entry.input.data(), in, eps, scale, space);
             else run_layer<T, W>(layers[i], m, batch, hidden, width, eps, scale, space);
     };
     // The last state behind a reader of a level that was just read.
     const auto state_of = [&](int64_t level, int64_t reader) {
-        const int64_t* of = text.row + 5 * s.reader[reader].row;
-        return hidden + (level ? reader - s.level[level] : of[0] + of[1] - 1) * width;
+        const int64_t *of = text.row + 5 * s.reader[reader].row, end = of[0] + of[1];
+        if (s.at_once) return hidden + (end - s.levels + level) * width;
+        return hidden + (level ? reader - s.level[level] : end - 1) * width;
+    };
+    const auto newest_of = [&](int64_t reader) {
+        const Reader& own = s.reader[reader];
+        const int64_t* of = text.row + 5 * own.row;
+        return own.node < 0 ? s.text[of[0] + of[1] - s.levels] : std::max<int64_t>(0, s.chosen[own.node]);
     };
 #pragma omp parallel num_threads(threads) if (threads > 1)
     for (int64_t level = 0; level < s.levels; ++level) {
         const int64_t first = s.level[level], end = s.level[level + 1];
         if (level == 0) {
-            if (s.entry.fusion) fuse<T, W>(s.entry, width, s.before, text.tokens, entry);
+            if (s.entry.reads()) fuse<T, W>(s.entry, width, s.before, text.tokens, entry);
             enter<T, W>(s.entry, width, s.text, text.tokens, state_eps, entry);
-            run_layers(text);
-        } else {
+            run_layers(text, 0);
+        } else if (!s.at_once) {
 #pragma omp single
             next.fit(s, level, text);
             enter<T, W>(s.entry, width, next.ids.data(), end - first, state_eps, entry);
-            run_layers(next.batch(end - first));
+            run_layers(next.batch(end - first), level);
         }
 #pragma omp for schedule(static)
-        for (int64_t i = first; i < end; ++i)
-            norm(state_of(level, i), s.norm, width, eps, normed.data() + (i - first) * width);
-        if (s.entry.fusion && level + 1 < s.levels) {
+        for (int64_t i = first; i < end; ++i) {
+            norm(state_of(level, i), s.norm, width, eps, normed.data() + (i - first) * read);
+            const T* newest = s.markov ? (const T*)s.entry.embeddings + newest_of(i) * width : nullptr;
+            if (newest) norm(newest, entry.ones.data(), width, state_eps, before.data() + (i - first) * width);
+        }
+        if (s.markov)
+            product((const W*)s.markov, s.rank, width, before.data(), end - first,
+                    [&](int64_t t, int64_t o, Vec sums) { store(sums, normed.data() + t * read + width + o); });
+        if (s.entry.reads() && !s.at_once && level + 1 < s.levels) {
 #pragma omp for schedule(static)
             for (int64_t i = end; i < s.level[level + 2]; ++i) {
                 const float* state = state_of(level, s.reader[i].above);
                 for (int64_t c = 0; c < width; c += LANES) store(load(state + c), entry.fed.data() + (i - end) * width + c);
             }
         }
-        product((const W*)s.head, s.padded, width, normed.data(), end - first,
+        const Number<T>* last = normed.data();
+        if (!attends) last = read_by_head<T, W>(layers[level], m, end - first, last, space);
+        product((const W*)s.head, s.padded, read, last, end - first,
                 [&](int64_t t, int64_t o, Vec sums) { store(sums, logits + t * s.padded + o); });
 #pragma omp for schedule(static)
         for (int64_t i = first; i < end; ++i) choose(s, level, i, logits + (i - first) * s.padded);

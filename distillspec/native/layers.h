@@ -10,10 +10,10 @@
 
 namespace {
 
-// As in models/few_tokens.py.
+// As in models/packed_layer.py. What a layer lacks is null: attention, in `draft_heads.h`.
 struct Layer {
     const void *qkv, *out, *gate_up, *down;  // packed, of W
-    const float *first_norm, *state_norm, *post_norm;  // state_norm: of the second half of the input, null for none
+    const float *first_norm, *state_norm, *post_norm;  // state_norm: of the second half of the input
     const float* scales;                               // [4]: of the sums of these products, for weights of 16 bits
     void *keys, *values;
     int64_t slot, head, place;  // strides of both, in numbers
@@ -135,6 +135,14 @@ void attention(const Layer& layer, const Model& m, const Batch& batch, float sca
     }
 }
 
+// What a product does with its sums: it adds them, scaled, to states `[tokens, width]`.
+inline auto adding(float* hidden, int64_t width, float factor) {
+    return [=](int64_t t, int64_t o, Vec sums) {
+        float* own = hidden + t * width + o;
+        store(load(own) + factor * sums, own);
+    };
+}
+
 // One layer, with weights of W. Its input is `[tokens, in]` of From: the residual, or embeddings and states side by side.
 template <typename T, typename W, typename From>
 void run_layer(const Layer& layer, const Model& m, const Batch& batch, const From* input, int64_t in, float eps,
@@ -154,13 +162,8 @@ void run_layer(const Layer& layer, const Model& m, const Batch& batch, const Fro
     product((const W*)layer.qkv, qkv, in, space.normed.data(), tokens,
             [&](int64_t t, int64_t o, Vec sums) { store(layer.scales[0] * sums, space.qkv.data() + t * qkv + o); });
     attention(layer, m, batch, scale, space);
-    const auto add = [&](float factor) {
-        return [=](int64_t t, int64_t o, Vec sums) {
-            float* own = hidden + t * width + o;
-            store(load(own) + factor * sums, own);
-        };
-    };
-    product((const W*)layer.out, width, m.heads * m.dim, space.mixed.data(), tokens, add(layer.scales[1]));
+    product((const W*)layer.out, width, m.heads * m.dim, space.mixed.data(), tokens,
+            adding(hidden, width, layer.scales[1]));
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < tokens; ++t)
         norm(hidden + t * width, layer.post_norm, width, eps, space.normed.data() + t * width);
@@ -172,7 +175,7 @@ void run_layer(const Layer& layer, const Model& m, const Batch& batch, const Fro
         else store(load(space.gate.data() + at) * own, space.active.data() + at);
     };
     product((const W*)layer.gate_up, 2 * m.inner, width, space.normed.data(), tokens, gated);
-    product((const W*)layer.down, width, m.inner, space.active.data(), tokens, add(layer.scales[3]));
+    product((const W*)layer.down, width, m.inner, space.active.data(), tokens, adding(hidden, width, layer.scales[3]));
 }
 
 }  // namespace

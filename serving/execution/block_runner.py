@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from distillspec.models.draft_steps import Unread
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.state_runner import StateRunner
 
@@ -24,10 +25,11 @@ class BlockRunner(StateRunner):
         """Return the input of one pass over `rows` with `count` − 1 masks behind each. Newest tokens are `wanted`."""
         if count == 1:
             return super().prepare(rows)
-        masks = [-k for k in range(1, count)]
-        blocks = [RowInput(row.slot, row.start, [*row.tokens, *masks], count) for row in rows]
-        batch = super().prepare(blocks)
+        batch = super().prepare(with_masks(rows, count))
         return replace(batch, wanted=batch.wanted.view(len(rows), count)[:, 0])
+
+    def unread(self, rows: Sequence[RowInput], count: int) -> Unread:
+        return super().unread(with_masks(rows, count), count)
 
     def begin(self, batch: FlatBatch, count: int, *, recording: bool = False) -> Tensor:
         """Return the last states `[rows, count, D]` of the newest token and the masks."""
@@ -42,3 +44,9 @@ class BlockRunner(StateRunner):
 
     def logits(self, carried: Tensor, position: int = 0, newest: Tensor | None = None) -> Tensor:
         return super().logits(carried[:, position], position, newest)
+
+
+def with_masks(rows: Sequence[RowInput], count: int) -> list[RowInput]:
+    """Return rows with masks behind them, for `count` drafted positions. The states of these are wanted."""
+    masks = [-k for k in range(1, count)]
+    return [RowInput(row.slot, row.start, [*row.tokens, *masks], count) for row in rows]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from distillspec.models import LanguageModel
 from distillspec.models.draft_steps import DraftSteps
 from distillspec.models.features import FeatureTap
+from distillspec.models.few_heads import FewHeads
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.packed_linear import PackedLinears
 from distillspec.models.slot_attention import hook, unhook
@@ -42,7 +43,8 @@ class PreparedModel:
         model.model.eval()
         # Reads weights before they are packed.
         self.few = FewTokens.of(model, exact=exact, eight=not exact) if pack_weights else None
-        self.steps = None if exact else DraftSteps.of(model, self.few)
+        heads = FewHeads.of(model, eight=True) if pack_weights and not exact else None
+        self.steps = None if exact else DraftSteps.of(model, self.few or heads)
         hook(model.model)
         if self.packs is not None:
             self.packs.attach()

@@ -65,8 +65,8 @@ class ModelRunner:
         """True if `unread` can tell where the states are that the model reads."""
         return True
 
-    def unread(self, rows: Sequence[RowInput]) -> Unread:
-        """Return chains on the CPU, for a call that reads them and drafts (`DraftSteps`)."""
+    def unread(self, rows: Sequence[RowInput], count: int) -> Unread:
+        """Return chains on the CPU, for a call that reads them and drafts `count` positions (`DraftSteps`)."""
         shape = FewRows.chains(*_numbers(rows))
         return Unread(_tokens(rows), shape, self.states_before(shape))
 

@@ -33,9 +33,10 @@ class CallDrafting:
         steps = self._steps
         if steps is None or not self.runner.hands_states or not all(map(self._is_plain, rows)):
             return False
-        if not steps.few.takes_chains(self.runner.cache, [len(text.tokens) for text in texts]):
-            return False
         plan = call_plan(tuple([row.shape for row in rows]))
+        masks = plan.depth - 1 if self.runner.one_pass else 0
+        if not steps.few.takes_chains(self.runner.cache, [len(text.tokens) + masks for text in texts]):
+            return False
         return plan.draws[0] <= MOST_NODES and steps.few.takes_levels(plan.level, plan.of_row)
 
     def draft(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
@@ -43,8 +44,9 @@ class CallDrafting:
         steps, shapes = self._steps, tuple([row.shape for row in rows])
         assert steps is not None
         plan = call_plan(shapes)
-        found = steps.run(self.runner.cache, self.runner.unread(texts), plan.readers, self._chance(rows, plan))
-        self.runner.passes += len(plan.readers.levels) - 1
+        unread = self.runner.unread(texts, plan.depth)
+        found = steps.run(self.runner.cache, unread, plan.readers, self._chance(rows, plan))
+        self.runner.passes += 1 if self.runner.one_pass else plan.depth
         ids, finite, failed = found.ids.tolist(), found.finite.tolist(), list[Growth]()
         for row, start, own in zip(rows, plan.starts, plan.places, strict=True):
             if not row.fill(ids[start : start + row.shape.nodes], [finite[place] for place in own], own):
@@ -54,7 +56,7 @@ class CallDrafting:
     @property
     def _steps(self) -> DraftSteps | None:
         prepared = self.runner.prepared
-        return None if prepared is None or self.runner.one_pass else prepared.steps
+        return None if prepared is None else prepared.steps
 
     @staticmethod
     def _is_plain(row: Growth) -> bool:
@@ -75,5 +77,5 @@ class CallDrafting:
         seeded = [own.seed is not None for own in params]
         if not any(seeded):
             return chance
-        keys = noise_keys([Place(row.sequence) for row in rows], len(plan.readers.levels) - 1)
+        keys = noise_keys([Place(row.sequence) for row in rows], plan.depth)
         return chance._replace(keys=keys, seeded=torch.tensor(seeded))

@@ -103,7 +103,7 @@ class DraftModel:
         if not rows:
             return [EMPTY] * len(requests)
         texts = [self._unread(row) for row in rows]
-        if self._has_free_choice and self.in_one_call.takes(rows, texts):
+        if self._drafts_unseen and self.in_one_call.takes(rows, texts):
             probs, failed = self.in_one_call.draft(rows, texts)
         elif self.can_draft_at_once(rows):
             probs, failed = self._draft_at_once(rows, texts)
@@ -194,6 +194,12 @@ class DraftModel:
     def _has_free_choice(self) -> bool:
         """True if nothing has to look at each level before the next one is drafted."""
         return self.levels.rule is None and self.dynamic is None
+
+    @property
+    def _drafts_unseen(self) -> bool:
+        """True if nothing is decided between a tree's first token and its last one."""
+        predicted = self.surer_than > 0 and self.runner.model.predicts_acceptance
+        return self._has_free_choice and not predicted
 
     def _draft_at_once(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
         """Draft all tokens of all rows with one device read. Returns what `LevelDrafting.draft` does."""

@@ -61,6 +61,11 @@ class CallPlan(NamedTuple):
     level: int
     of_row: int
 
+    @property
+    def depth(self) -> int:
+        """Levels of the deepest tree."""
+        return len(self.readers.levels) - 1
+
 
 @lru_cache(maxsize=64)
 def call_plan(shapes: tuple[TreeShape, ...]) -> CallPlan:

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=f"no kernel here: {why_not()}"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="for CPUs"),
 ]
-KINDS = ("tokens", "truncated", "eagle", "features")
+KINDS = ("tokens", "truncated", "eagle", "features", "medusa", "hydra", "block")
 
 
 def draft_of(kind: str, dtype: torch.dtype) -> tuple[LanguageModel, LanguageModel]:
@@ -99,5 +99,5 @@ def test_other_heads_are_left_to_the_loop() -> None:
     few = FewTokens.of(model)
     assert DraftSteps.of(model, few) is not None
     assert DraftSteps.of(model, None) is None
-    block = state_draft("block", model)
-    assert DraftSteps.of(block, FewTokens.of(block, exact=False)) is None
+    narrow = initialise_draft(DraftConfig(kind="block", markov=5), model)
+    assert DraftSteps.of(narrow, FewTokens.of(narrow, exact=False)) is None

@@ -24,6 +24,8 @@ from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.draft_model import DraftModel
 
+from ...models.middle_llama import llama
+from ...models.state_drafts import state_draft
 from ...models.test_draft_steps import KINDS, draft_of
 
 pytestmark = [
@@ -140,7 +142,9 @@ def test_trees_are_those_of_levels(kind: str, policies: str, shapes: str) -> Non
     passes = []
     for once in (False, True):
         model = model_of(draft, vocab, in_one_call=once)
+        made = counted(model)
         calls.append(grown(model, SHAPES[shapes], params))
+        assert len(made) == (3 if once else 0)
         passes.append(model.runner.passes)
     for wanted, found in zip(*calls, strict=True):
         assert (found.tokens, found.parents) == (wanted.tokens, wanted.parents)
@@ -235,6 +239,17 @@ def test_what_is_left_to_other_ways(params: SamplingParams, topk: bool, taken: b
     model = model_of(draft, target.identity.vocab_size, in_one_call=True, topk=topk)
     calls = counted(model)
     grown(model, SHAPES["siblings"], [PLAIN, params, GREEDY])
+    assert len(calls) == (3 if taken else 0)
+
+
+@pytest.mark.parametrize(("surer_than", "taken"), [(0.0, True), (1e-9, False)])
+def test_levels_that_may_be_left_out_are_left_to_other_ways(surer_than: float, taken: bool) -> None:
+    target = llama(torch.float32)
+    draft = state_draft("confident block", target)
+    model = model_of(draft, target.identity.vocab_size, in_one_call=True)
+    model.surer_than = model.levels.surer_than = surer_than
+    calls = counted(model)
+    grown(model, SHAPES["siblings"], [GREEDY] * 3)
     assert len(calls) == (3 if taken else 0)
 
 
