@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from distillspec import __version__
-from distillspec.composition import compose, expand_sweep, naming_combination
+from distillspec.composition import compose, expand_sweep, naming_combination, with_home
 from distillspec.config import COMMANDS, BenchCommand, EngineConfig
 from distillspec.config.unused import check_unused
 from distillspec.errors import ConfigError, Interrupted, RunError, Terminated
@@ -85,7 +85,7 @@ def _dispatch(words: list[str]) -> int:
 
 def _run(command: str, overrides: list[str]) -> int:
     """Check every run the overrides describe, then let Hydra make the folders and run them."""
-    typed = overrides
+    overrides = typed = [with_home(word) for word in overrides]
     overrides, folder = resumed_overrides(command, overrides)
     for single in expand_sweep(overrides):
         # A resumed run keeps what it was begun with: earlier versions took settings that this one refuses.

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -154,6 +155,12 @@ def _refuse_unknown(command: str, word: str) -> None:
         if part not in node:
             raise ConfigError(unknown_key(command, key))
         node = node._get_node(part)
+
+
+def with_home(word: str) -> str:
+    """Return an override with paths that begin with ~ under the home folder: no shell does that behind KEY=."""
+    key, sign, value = word.partition("=")
+    return key + sign + re.sub(r"(^|(?<=[\[,'\"]))~(?=/)", lambda _: str(Path.home()), value)
 
 
 def _parse(word: str) -> Override:

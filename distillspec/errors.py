@@ -23,6 +23,13 @@ class Interrupted(Exception):
         self.signal_number = signal_number
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if there was no memory for something, on a device or on the host."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch takes seconds to import
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's on CPUs
+
+
 def in_one_line(error: BaseException, most: int = 160) -> str:
     """Return an error's text in one line of at most `most` characters, as a reason inside another message."""
     return " ".join(str(error).split())[:most]

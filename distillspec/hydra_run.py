@@ -19,12 +19,14 @@ from omegaconf import DictConfig, OmegaConf
 from distillspec.composition import key_of, register_choices, register_schema, typed
 from distillspec.composition_errors import CONFIG_MODULE
 from distillspec.config.removed import removed
-from distillspec.errors import ConfigError, Interrupted, RunError, Terminated
+from distillspec.errors import ConfigError, Interrupted, RunError, Terminated, is_out_of_memory
 from distillspec.files import DISK_FULL, write_text
 
 SWEEP_RECORD = "multirun.yaml"
 HOUSEKEEPING = {".hydra", "config.yaml", "provenance.json"}
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+# Sizes of batches, of training, of logits at a time, of text that is written, of a server.
+SIZES = ("train.batch_tokens", "loss.chunk_tokens", "data.batch_slots", "engine.max_slots")
 Command = Callable[[Any, Path], None]
 
 
@@ -71,6 +73,10 @@ def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Pat
             if error.errno not in DISK_FULL:
                 raise
             failures.append(RunError(f"the disk is full: could not write {error.filename or output}"))
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failures.append(RunError(_out_of_memory(command, config, output)))
         except Interrupted as stop:
             failures.append(stop)
             raise KeyboardInterrupt from stop
@@ -99,6 +105,14 @@ def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Pat
     if failures:
         raise failures[0]
     return 0
+
+
+def _out_of_memory(command: str, config: Any, output: Path) -> str:
+    """Return the line for a run that found no memory, with the settings to lower."""
+    settings = [name for name in SIZES if OmegaConf.select(OmegaConf.structured(config), name) is not None]
+    lower = f"; lower {', '.join(settings)}" if settings else ""
+    goes_on = f", and continue with distill {command} resume={shlex.quote(_from_here(output))}"
+    return f"out of memory{lower}{goes_on if hasattr(config, 'resume') else ''}"
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -33,11 +34,12 @@ def draft_name(path: str | Path) -> str:
 
 def draft_names(paths: Sequence[str | Path]) -> list[str]:
     """Return the names of several drafts. Those alike are numbered."""
-    names = [draft_name(path) for path in paths]
-    return [
-        name if names.count(name) == 1 else f"{name}-{1 + names[:place].count(name)}"
-        for place, name in enumerate(names)
-    ]
+    names, found = [draft_name(path) for path in paths], list[str]()
+    for name in names:
+        numbered = (f"{name}-{number}" for number in count(1))
+        free = (own for own in numbered if own not in names and own not in found)
+        found.append(name if names.count(name) == 1 else next(free))
+    return found
 
 
 def load_drafts(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,37 +63,40 @@ class EngineDrafts:
         if not uses_draft(self.settings, with_draft=True):
             raise ConfigError(f"proposer={self.settings.proposer} uses no draft; {path} is not loaded")
         source = self._source(path, name)
-        draft = load_draft(path, self.target)
-        check_target(path, self.target)
-        check_finite(draft)
+        with refusing_out_of_memory(str(path), self.target.device):
+            draft = load_draft(path, self.target)
+            check_target(path, self.target)
+            check_finite(draft)
         check_reads(draft, self.cache.max_len)
         check_servable(draft, self.cache.max_len)
         check_feature_ids(self.target, draft.state_ids)
         others = [model for own, model in self.loaded.items() if own != source]
-        states = kept_states(self.settings, [*others, draft])
-        check_draft_fits(self.settings, self.target, self.loaded.get(source), draft, self.cache, states, others=others)
+        states = dict.fromkeys([*self.executor.runner.cache.state_ids, *draft.state_ids])  # those held stay
+        check_draft_fits(
+            self.settings, self.target, self.loaded.get(source), draft, self.cache, list(states), others=others
+        )
         return self.use(draft, None, source, acceptance)
 
     def use(self, draft: LanguageModel, version: str | None, source: str, acceptance: float | None) -> str:
         """Draft with a loaded model, unchecked, from the next step on. Return its version (default: weights' hash)."""
         version = version_of(draft) if version is None else version
-        self.models.hold(draft, exact=False)
-        try:
-            proposer, member = None, None
-            if self.pooled:
-                member = self.proposers.build_member(draft, version, source)
-            else:
-                proposer = self.proposers.build(draft, version)
-        except BaseException as error:
-            self.models.release(draft)
-            if isinstance(error, torch.OutOfMemoryError):
-                raise ConfigError(f"{version} does not fit into what is left of {draft.device}'s memory") from error
-            raise
+        with refusing_out_of_memory(version, draft.device):
+            self.models.hold(draft, exact=False)
+            try:
+                proposer, member = None, None
+                if self.pooled:
+                    member = self.proposers.build_member(draft, version, source)
+                else:
+                    proposer = self.proposers.build(draft, version)
+            except BaseException:
+                self.models.release(draft)
+                raise
 
         def switch() -> None:
             old = self.loaded.get(source)
             self.loaded[source] = draft
             self._keep_states(draft)
+            self._drop_states()
             if member is not None:
                 self._pool.put(source, member)
                 self._changed(self._change(source, acceptance, draft, old))
@@ -113,11 +117,13 @@ class EngineDrafts:
         if not self.pooled or name not in self.loaded:
             held = ", ".join(self.loaded) if self.pooled else "no pool of drafts"
             raise ConfigError(f"there is no draft {name!r} to unload; this engine has {held}")
+        self._check_pool_serves()
 
         def switch() -> None:
             if (old := self.loaded.pop(name, None)) is None:
                 return
             self._pool.remove(name)
+            self._drop_states()
             self._changed(DraftChange(name))
             self._free(old)
             if not self.loaded:
@@ -130,10 +136,16 @@ class EngineDrafts:
         assert isinstance(self.executor.proposer, SideBySide), "the pool's proposer was replaced by hand"
         return self.executor.proposer
 
+    def _check_pool_serves(self) -> None:
+        """Refuse to change drafts that are not asked: the proposer was replaced by hand."""
+        if not isinstance(self.executor.proposer, SideBySide):
+            raise ConfigError("the proposer was replaced (use_proposer), so drafts cannot be loaded or unloaded")
+
     def _source(self, path: str | Path, name: str | None) -> str:
         if self.pooled:
             source = name or draft_name(path)
-            check_pool(self.settings, {source: self.target})
+            check_pool(self.settings, {**self.loaded, source: self.target})
+            self._check_pool_serves()
             return source
         if name is not None:
             raise ConfigError(f"{name}={path}: this engine has one draft; start it with drafts=[…] to have several")
@@ -157,17 +169,36 @@ class EngineDrafts:
         runner = self.executor.runner
         if set(draft.state_ids) <= set(runner.cache.state_ids):
             return
-        self.models.prepared(self.target).hand_out(ids := kept_states(self.settings, self.loaded.values()))
-        runner.keep_states(ids)
+        self._hand_out(kept_states(self.settings, self.loaded.values()))
         for proposer in self._pool.proposers.values() if self.pooled else ():
             if isinstance(proposer, DraftModel):
                 proposer.loop.record_again()
         self.core.read_again()
 
+    def _drop_states(self) -> None:
+        """Keep no states of the target once nothing reads any. Fewer ones would have to be read again."""
+        if self.executor.runner.cache.state_ids and not kept_states(self.settings, self.loaded.values()):
+            self._hand_out(())
+
+    def _hand_out(self, ids: Sequence[int]) -> None:
+        self.models.prepared(self.target).hand_out(ids)
+        self.executor.runner.keep_states(ids)
+
     def _free(self, old: LanguageModel | None) -> None:
         if old is not None:
             self.models.release(old)
             return_freed_memory()
+
+
+@contextmanager
+def refusing_out_of_memory(name: str, device: torch.device) -> Iterator[None]:
+    """Turn what there is no memory for into a refusal of the draft `name`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"{name} does not fit into what is left of {device}'s memory (the old draft stays)"
+        ) from error
 
 
 def by_source(draft: LanguageModel | Mapping[str, LanguageModel] | None) -> dict[str, LanguageModel]:

@@ -13,10 +13,12 @@ from distillspec.config import COMMANDS
 from distillspec.files import write_json, write_text
 from distillspec.provenance import provenance
 
+CONFIG = "config.yaml"
+
 
 def open_run(folder: Path, config: Any) -> None:
     """Write `config.yaml` and `provenance.json`."""
-    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
+    write_text(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.structured(config)))
     command = next(name for name, schema in COMMANDS.items() if isinstance(config, schema))
     # Hydra reads sys.argv, so cli.py has taken the command out of it.
     write_json(folder / "provenance.json", provenance(["distill", command, *sys.argv[1:]], getattr(config, "seed", 0)))

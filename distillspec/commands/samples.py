@@ -148,7 +148,10 @@ def _answer(
 def _score_into(
     writer: ShardWriter, prompts: Sequence[Prompt], target: LanguageModel, config: DataConfig, seed: int
 ) -> None:
-    waiting = [s for s in fixed_samples(prompts, target, config.max_new_tokens) if s.prompt_id not in writer.done_ids]
+    fixed = fixed_samples(prompts, target, config.max_new_tokens)
+    if left := len(prompts) - len(fixed):
+        print(f"left out {left} of {len(prompts)} prompts, which have no response or no room for one")
+    waiting = [sample for sample in fixed if sample.prompt_id not in writer.done_ids]
     done = 0
     with progress(f"scoring {len(waiting)} fixed responses") as line:
         for done in _score_in_lots(writer, waiting, target, config, seed, _deadline(config)):

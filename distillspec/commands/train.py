@@ -20,6 +20,7 @@ from distillspec.commands.own_runs import typed_settings
 from distillspec.commands.prompt_folder import prepare_folder
 from distillspec.commands.recorded_states import recording
 from distillspec.commands.run_folder import close_run, open_run, plain
+from distillspec.commands.same_run import BEFORE, check_same_run
 from distillspec.commands.samples import prepare_samples
 from distillspec.commands.suitability import (
     check_confidence,
@@ -63,8 +64,6 @@ from distillspec.training.trainer import TARGET, Trainer, TrainResult
 from distillspec.training.verdict import nothing_learned
 from distillspec.types import Sample
 
-BEFORE = "before.json"  # figures of the untrained draft
-
 
 def run(config: TrainCommand, folder: Path) -> None:
     """Train a draft into `folder`. A resumed run skips the stages that are done.
@@ -83,6 +82,7 @@ def run(config: TrainCommand, folder: Path) -> None:
     check_writer(config.draft, config.data)
     torch.manual_seed(config.seed)
     config = with_settled_dtype(config, folder)
+    check_same_run(config, folder)
     open_run(folder, config)
     target = load_target(config.target)
     check_draft(config.draft, target)
@@ -240,7 +240,8 @@ def _make_state_store(
     if not draft.state_ids:
         return None
     settings, processes = config.train, config.launcher.num_processes
-    store = StateStore(target, draft.state_ids, settings.feature_gib, config.data.state_precision, processes)
+    held = sum(0 if sample.states is None else sample.states.nbytes for sample in samples)
+    store = StateStore(target, draft.state_ids, settings.feature_gib, config.data.state_precision, processes, held)
     print(store.describe(samples))
     return store
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -90,14 +91,24 @@ def sample_responses(
 def fixed_samples(prompts: Sequence[Prompt], target: LanguageModel, max_new_tokens: int) -> list[Sample]:
     """Return the file's own responses in the target's template. Prompts without one are left out.
 
+    What the target cannot read behind a prompt is cut off.
+
     Raises:
         ConfigError: neither tokenizer nor target tells how a response ends.
     """
+    reads = most_tokens(target)
+    rooms = [min(max_new_tokens, reads - len(p.token_ids)) for p in prompts]
     return [
-        _fixed(p, render_response(target.text_tokenizer, p.response, target.stop_ids), max_new_tokens)
-        for p in prompts
-        if p.response
+        _fixed(p, render_response(target.text_tokenizer, p.response, target.stop_ids), room)
+        for p, room in zip(prompts, rooms, strict=True)
+        if p.response and room > 0
     ]
+
+
+def most_tokens(target: LanguageModel) -> int:
+    """Return the longest text that a target reads, a large number where it names none."""
+    limit = getattr(target.model.config.get_text_config(), "max_position_embeddings", None)
+    return sys.maxsize if limit is None else int(limit)
 
 
 def check_responses(config: DataConfig, prompts: Sequence[Prompt]) -> None:

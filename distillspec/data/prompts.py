@@ -72,16 +72,18 @@ def split_prompts(
     Raises:
         ConfigError: too few prompts to hold some out, or all are in `avoid`.
     """
-    seen: dict[tuple[int, ...], Prompt] = {}
-    train, held_out = list[Prompt](), list[Prompt]()
+    seen: dict[tuple[tuple[int, ...], str | None], Prompt] = {}  # a prompt's responses are samples of their own
+    train, held_out, tested = list[Prompt](), list[Prompt](), set[tuple[int, ...]]()
     for prompt in prompts:
-        if prompt.token_ids in seen:
+        key = prompt.token_ids, prompt.response if config.uses_fixed_responses else None
+        if key in seen:
             continue
-        seen[prompt.token_ids] = prompt
+        seen[key] = prompt
         if _place(prompt) >= reserved:
             train.append(prompt)
-        elif prompt_key(prompt.token_ids) not in avoid:
+        elif prompt_key(prompt.token_ids) not in avoid and prompt.token_ids not in tested:
             held_out.append(prompt)
+            tested.add(prompt.token_ids)
         enough = config.num_prompts is not None and len(train) >= config.num_prompts
         if enough and len(held_out) >= config.eval_prompts:
             break
@@ -92,7 +94,8 @@ def split_prompts(
         )
     missing = config.eval_prompts - len(held_out)
     if missing > 0:
-        held_out += sorted((p for p in train if prompt_key(p.token_ids) not in avoid), key=_place)[:missing]
+        others = {p.token_ids: p for p in train if prompt_key(p.token_ids) not in avoid}
+        held_out += sorted(others.values(), key=_place)[:missing]
     if not held_out:
         raise ConfigError(
             f"a draft was trained on or chosen by all prompts of data.prompts={config.prompts}; none is left to hold "

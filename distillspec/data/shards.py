@@ -115,6 +115,11 @@ def recorded_whole(folder: Path) -> bool:
     return bool(_read_manifest(folder / MANIFEST)["complete"])
 
 
+def is_whole(folder: Path) -> bool:
+    """Return the same, False where there are no samples yet."""
+    return (folder / MANIFEST).is_file() and recorded_whole(folder)
+
+
 def read_samples(
     folder: Path, identity: ModelIdentity | None = None, state_bytes: float = 0, place: str | None = None
 ) -> list[Sample]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import addressof
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,16 @@ from distillspec.models.few_heads import FewHeads
 from distillspec.models.few_rows import FewRows, Ints
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.language_model import LanguageModel
+from distillspec.models.large_pages import LargePages
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.state_input import EPS, DeferredNorm, StateInput
-from distillspec.native.vector_kernel import numbers, vector_kernel
+from distillspec.native.vector_kernel import Kind, numbers, vector_kernel
 
 
 class Readers(NamedTuple):
-    """Tokens that a draft reads to choose those behind them: the newest of each of R texts, and chosen ones.
+    """Tokens that others are chosen behind: the newest of each of R texts, and chosen ones.
+
+    The draft reads each before it chooses, but those of a block, whose masks stand in their places.
 
     levels: `[levels + 1]` int64, the first reader of each level.
     numbers: `[S, 7]` int64, level by level and row by row: row, place among the chosen tokens, the reader before it (−1
@@ -80,6 +83,21 @@ class Chosen(NamedTuple):
     probs: Tensor | None  # [S, width] float32 that tokens were drawn from, undefined if greedy. None without `Chance`
 
 
+class Packed(Protocol):
+    """Layers or heads of a draft, as the kernel reads them: `FewTokens` or `FewHeads`."""
+
+    kind: Kind
+    pages: LargePages
+    eps: float
+    scale: float
+
+    def over(self, cache: SlotCache) -> tuple[Any, int, Any]: ...
+
+    def takes_chains(self, cache: SlotCache, counts: Sequence[int]) -> bool: ...
+
+    def takes_levels(self, level: int, of_row: int) -> bool: ...
+
+
 class DraftSteps:
     """The trees of one draft.
 
@@ -87,7 +105,7 @@ class DraftSteps:
     behind them.
     """
 
-    def __init__(self, model: LanguageModel, few: FewTokens | FewHeads) -> None:
+    def __init__(self, model: LanguageModel, few: Packed) -> None:
         self.model, self.few = model, few
         final = model.decoder.norm
         norm = final.norm if isinstance(final, DeferredNorm) else final
@@ -103,13 +121,19 @@ class DraftSteps:
         self._ids = None if model.kept_ids is None else model.kept_ids.long().contiguous()
 
     @staticmethod
-    def of(model: LanguageModel, few: FewTokens | FewHeads | None) -> DraftSteps | None:
-        """Return the loop of a model whose layers the kernel runs, None where it is not made for the rest."""
-        if few is None or (model.state_input is not None and not _reads(model.state_input, few.kind.weights)):
+    def of(model: LanguageModel, few: FewTokens | None, *, eight: bool = False) -> DraftSteps | None:
+        """Return the loop of a model, None where the kernel is not made for it.
+
+        Args:
+            few: its layers. Heads are packed here.
+            eight: of heads. See `FewTokens`.
+        """
+        if not _has_plain_ends(model):
             return None
-        head, embeddings = model.head, model.model.get_input_embeddings()
-        plain = head.bias is None and head.scale == 1.0 and head.softcap is None and type(embeddings) is nn.Embedding
-        return DraftSteps(model, few) if plain else None
+        packed = few or FewHeads.of(model, eight=eight)
+        if packed is None or (model.state_input is not None and not _reads(model.state_input, packed.kind.weights)):
+            return None
+        return DraftSteps(model, packed)
 
     def _packed(self, weight: Tensor | None) -> Tensor | None:
         kernel, few = vector_kernel(), self.few
@@ -118,8 +142,8 @@ class DraftSteps:
     def run(self, cache: SlotCache, unread: Unread, readers: Readers, chance: Chance | None) -> Chosen:
         """Read what is new, and choose the tokens behind it, level by level.
 
-        Readers are written behind their texts, by their numbers. Those behind the context's end are written to the
-        cache's spare place.
+        What the cache keeps of readers stands behind their texts, by their numbers, and in the cache's spare place
+        where the context ends.
 
         Args:
             cache: the draft's own.
@@ -137,8 +161,8 @@ class DraftSteps:
                 *(len(readers.levels) - 1, count, draws[1], draws[0], cache.max_len),
                 *(readers.levels.ctypes.data, readers.numbers.ctypes.data),
                 *self._entry(addressof(columns), len(columns)),
-                *(self._norm.data_ptr(), _at(self._head), _at(self._markov), self._rank, self.model.drafts_at_once),
-                *(width, self._padded, _at(self._ids)),
+                *(self._norm.data_ptr(), _at(self._head), _at(self._markov), _rank(self.model.state_input)),
+                *(int(self.model.drafts_at_once), width, self._padded, _at(self._ids)),
                 *(*map(_at, by), unread.tokens.ctypes.data),
                 0 if unread.before is None else unread.before.addresses.ctypes.data,
                 *(ids.data_ptr(), finite.data_ptr(), _at(probs)),
@@ -149,16 +173,18 @@ class DraftSteps:
         call(*few.over(cache), texts, given, few.eps, EPS, few.scale, torch.get_num_threads())
         return Chosen(ids, finite, probs)
 
-    @property
-    def _rank(self) -> int:
-        return _rank(self.model.state_input)
-
     def _entry(self, columns: int, kept: int) -> list[int]:
         """Return `Entry` of `draft_input.h`."""
         embeddings = self.model.model.get_input_embeddings().weight.data_ptr()
         joins = self.model.state_input
         width = 0 if joins is None else joins.target_width
         return [embeddings, _at(self._fusion), _at(self._projection), _at(self._masks), kept, width, columns]
+
+
+def _has_plain_ends(model: LanguageModel) -> bool:
+    """Return True if the kernel can do what stands before and behind the layers."""
+    head, embeddings = model.head, model.model.get_input_embeddings()
+    return head.bias is None and head.scale == 1.0 and head.softcap is None and type(embeddings) is nn.Embedding
 
 
 def _reads(joins: StateInput, weights: torch.dtype) -> bool:

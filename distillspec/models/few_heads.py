@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from distillspec.models.few_tokens import most_tokens
+from torch import nn
+
+from distillspec.models.few_tokens import fit_memory, most_tokens
 from distillspec.models.heads import Head
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.large_pages import LargePages
@@ -39,14 +41,15 @@ class FewHeads:
     @staticmethod
     def of(model: LanguageModel, *, eight: bool = False) -> FewHeads | None:
         """Return the heads of a model that the kernel is made for, None for others and where it cannot be built."""
-        if model.device.type != "cpu" or model.dtype not in WEIGHTS or not isinstance(model.layers[0], Head):
+        if model.device.type != "cpu" or model.dtype not in WEIGHTS or model.attends:
             return None
         try:
             lanes = vector_kernel().lanes
         except NotBuilt:
             return None
-        fits = model.model.config.hidden_size % lanes == 0 and is_built(kind_of(model, eight=eight))
-        return FewHeads(model, eight=eight) if fits else None
+        weights = (part.weight for part in model.layers.modules() if isinstance(part, nn.Linear))
+        fits = model.model.config.hidden_size % lanes == 0 and fit_memory(model, weights)
+        return FewHeads(model, eight=eight) if fits and is_built(kind_of(model, eight=eight)) else None
 
     def takes_chains(self, cache: SlotCache, counts: Sequence[int]) -> bool:
         """See `FewTokens.takes_chains`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -230,10 +230,8 @@ def _is_made_for(model: LanguageModel) -> bool:
         return False
     heads, width, inner = attention_heads(model), config.hidden_size, config.intermediate_size
     fits = width % lanes == inner % lanes == heads.dim % (2 * lanes) == 0 and heads.query % heads.kv == 0
-    weights = [
-        part.weight.detach() for layer in model.layers for part in layer.modules() if isinstance(part, nn.Linear)
-    ]
-    return fits and 2 * inner * width >= SMALLEST and _fit_memory(model, weights)
+    weights = (part.weight for part in model.layers.modules() if isinstance(part, nn.Linear))
+    return fits and 2 * inner * width >= SMALLEST and fit_memory(model, weights)
 
 
 def _fits_sixteen_bits(model: LanguageModel) -> bool:
@@ -242,6 +240,7 @@ def _fits_sixteen_bits(model: LanguageModel) -> bool:
     )
 
 
-def _fit_memory(model: LanguageModel, weights: Sequence[Tensor]) -> bool:
+def fit_memory(model: LanguageModel, weights: Iterable[Tensor]) -> bool:
+    """Return True if there is room for copies of these weights in 16 bits."""
     free = free_bytes(model.device)
     return free is None or 2 * sum(weight.numel() for weight in weights) <= SHARE * free

@@ -9,7 +9,7 @@ namespace {
 // As in models/draft_steps.py. States stand beside the embeddings, or are projected and added to them.
 struct Entry {
     const void* embeddings;     // [V, D] of T
-    const void* fusion;         // packed [D, kept · target_width]: states of the target → one of the draft. Null: one is read as it is
+    const void* fusion;         // packed [D, kept · target_width]: states of the target → one of the draft. Null: it is one
     const void* projection;     // packed [D, D] of normed states that are added, null: they stand beside
     const void* masks;          // [masks, 2 · D] of T: input of ids −1, −2, …, null: there are none
     int64_t kept, target_width; // kept 0: the draft reads tokens alone

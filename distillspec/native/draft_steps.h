@@ -8,7 +8,8 @@
 
 namespace {
 
-// A token that the draft reads to choose those behind it: the newest of a row's text, or one that was chosen.
+// A token that others are chosen behind: the newest of a row's text, or one that was chosen. The draft reads it first, but for
+// a block's.
 struct Reader {
     int64_t row;
     int64_t node, above;       // its place among the chosen tokens, and the reader before it. −1 for the text's
@@ -26,9 +27,9 @@ struct Steps {
     Entry entry;
     const float* norm;           // [D], before the head
     const void* head;            // packed [padded, D + rank]
-    const void* markov;          // packed [rank, D]: of the normed embedding of the token before, behind the state. Null: rank is 0
+    const void* markov;          // packed [rank, D]: what the head reads of the token before, behind the state. Null: rank is 0
     int64_t rank;
-    int64_t at_once;             // not 0: the text's last tokens are a block, one for each level, and nothing is read behind it
+    int64_t at_once;             // not 0: a text ends with a block, a token for each level, and nothing is read behind it
     int64_t width, padded;       // columns of the head, and with those that only fill its last block
     const int64_t* ids;          // [width]: the token of each column, null: the same number
     const Policy* policies;      // [R], null: all rows are greedy. Temperature 0: the row is
@@ -130,41 +131,59 @@ struct Level {
     }
 };
 
+// The trees of all rows while they grow. Its functions are for all threads of a parallel region.
 template <typename T, typename W>
-void run_steps(const Layer* layers, int64_t count, const Model& m, const Batch& text, const Steps& s, float eps,
-               float state_eps, float scale, int threads) {
-    const int64_t width = m.width, in = s.entry.joined() ? 2 * width : width, widest = s.widest(), read = width + s.rank;
-    static thread_local Space<T> own;
-    own.fit(m, std::max(text.tokens, widest));
-    Space<T>& space = own;
-    EntrySpace<T> entry(s.entry, width, std::max(text.tokens, widest));
-    std::vector<Number<T>> normed(widest * read), before(s.markov ? widest * width : 0);
-    static thread_local std::vector<float> held;
-    if (int64_t(held.size()) < widest * s.padded) held.resize(widest * s.padded);
-    float* logits = held.data();
-    Level next(widest);
-    const float* hidden = own.hidden.data();
-    const bool attends = layers[0].qkv;
-    const auto run_layers = [&](const Batch& batch, int64_t level) {
-        if (!attends) return run_head<T, W>(layers[level], m, batch.tokens, entry.input.data(), eps, space);
-        for (int64_t i = 0; i < count; ++i)
-            if (i == 0) run_layer<T, W>(layers[i], m, batch, entry.input.data(), in, eps, scale, space);
-            else run_layer<T, W>(layers[i], m, batch, hidden, width, eps, scale, space);
-    };
+struct Trees {
+    const Layer* layers;
+    int64_t count;
+    const Model& m;
+    const Batch& text;
+    const Steps& s;
+    float eps, state_eps, scale;
+    Space<T>& space;
+    int64_t width, head_in, widest;
+    EntrySpace<T> entry;
+    std::vector<Number<T>> normed, before;  // what the head reads, and the normed tokens before
+    Level next;
+
+    Trees(const Layer* layers, int64_t count, const Model& m, const Batch& text, const Steps& s, float eps,
+          float state_eps, float scale, Space<T>& space)
+        : layers(layers), count(count), m(m), text(text), s(s), eps(eps), state_eps(state_eps), scale(scale), space(space),
+          width(m.width), head_in(m.width + s.rank), widest(s.widest()),
+          entry(s.entry, m.width, std::max(text.tokens, widest)), normed(widest * head_in),
+          before(s.markov ? widest * m.width : 0), next(widest) {
+        space.fit(m, std::max(text.tokens, widest));
+    }
+
+    bool attends() const { return layers[0].qkv; }
+
+    int64_t readers(int64_t level) const { return s.level[level + 1] - s.level[level]; }
+
     // The last state behind a reader of a level that was just read.
-    const auto state_of = [&](int64_t level, int64_t reader) {
+    const float* state_of(int64_t level, int64_t reader) const {
         const int64_t *of = text.row + 5 * s.reader[reader].row, end = of[0] + of[1];
+        const float* hidden = space.hidden.data();
         if (s.at_once) return hidden + (end - s.levels + level) * width;
         return hidden + (level ? reader - s.level[level] : end - 1) * width;
-    };
-    const auto newest_of = [&](int64_t reader) {
+    }
+
+    // The token before those that are chosen behind a reader of a block.
+    int64_t newest_of(int64_t reader) const {
         const Reader& own = s.reader[reader];
         const int64_t* of = text.row + 5 * own.row;
         return own.node < 0 ? s.text[of[0] + of[1] - s.levels] : std::max<int64_t>(0, s.chosen[own.node]);
-    };
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    for (int64_t level = 0; level < s.levels; ++level) {
-        const int64_t first = s.level[level], end = s.level[level + 1];
+    }
+
+    void run_layers(const Batch& batch, int64_t level) {
+        if (!attends()) return run_head<T, W>(layers[level], m, batch.tokens, entry.input.data(), eps, space);
+        const int64_t in = s.entry.joined() ? 2 * width : width;
+        for (int64_t i = 0; i < count; ++i)
+            if (i == 0) run_layer<T, W>(layers[i], m, batch, entry.input.data(), in, eps, scale, space);
+            else run_layer<T, W>(layers[i], m, batch, space.hidden.data(), width, eps, scale, space);
+    }
+
+    // Read the texts, or the tokens that were chosen before a level. Masks get states too, which nothing reads.
+    void read(int64_t level) {
         if (level == 0) {
             if (s.entry.reads()) fuse<T, W>(s.entry, width, s.before, text.tokens, entry);
             enter<T, W>(s.entry, width, s.text, text.tokens, state_eps, entry);
@@ -172,28 +191,57 @@ void run_steps(const Layer* layers, int64_t count, const Model& m, const Batch& 
         } else if (!s.at_once) {
 #pragma omp single
             next.fit(s, level, text);
-            enter<T, W>(s.entry, width, next.ids.data(), end - first, state_eps, entry);
-            run_layers(next.batch(end - first), level);
+            enter<T, W>(s.entry, width, next.ids.data(), readers(level), state_eps, entry);
+            run_layers(next.batch(readers(level)), level);
         }
+    }
+
+    // Keep the states that the readers of the next level read beside their tokens.
+    void hand_on(int64_t level) {
+        if (!s.entry.reads() || s.at_once || level + 1 == s.levels) return;
+        const int64_t first = s.level[level + 1];
 #pragma omp for schedule(static)
-        for (int64_t i = first; i < end; ++i) {
-            norm(state_of(level, i), s.norm, width, eps, normed.data() + (i - first) * read);
-            const T* newest = s.markov ? (const T*)s.entry.embeddings + newest_of(i) * width : nullptr;
-            if (newest) norm(newest, entry.ones.data(), width, state_eps, before.data() + (i - first) * width);
+        for (int64_t i = first; i < s.level[level + 2]; ++i) {
+            const float* state = state_of(level, s.reader[i].above);
+            T* to = entry.fed.data() + (i - first) * width;
+            for (int64_t c = 0; c < width; c += LANES) store(load(state + c), to + c);
+        }
+    }
+
+    // Return what the head reads, `[readers, head_in]`.
+    const Number<T>* head_input(int64_t level) {
+        const int64_t first = s.level[level];
+#pragma omp for schedule(static)
+        for (int64_t i = first; i < s.level[level + 1]; ++i) {
+            norm(state_of(level, i), s.norm, width, eps, normed.data() + (i - first) * head_in);
+            if (!s.markov) continue;
+            const T* newest = (const T*)s.entry.embeddings + newest_of(i) * width;
+            norm(newest, entry.ones.data(), width, state_eps, before.data() + (i - first) * width);
         }
         if (s.markov)
-            product((const W*)s.markov, s.rank, width, before.data(), end - first,
-                    [&](int64_t t, int64_t o, Vec sums) { store(sums, normed.data() + t * read + width + o); });
-        if (s.entry.reads() && !s.at_once && level + 1 < s.levels) {
-#pragma omp for schedule(static)
-            for (int64_t i = end; i < s.level[level + 2]; ++i) {
-                const float* state = state_of(level, s.reader[i].above);
-                for (int64_t c = 0; c < width; c += LANES) store(load(state + c), entry.fed.data() + (i - end) * width + c);
-            }
-        }
-        const Number<T>* last = normed.data();
-        if (!attends) last = read_by_head<T, W>(layers[level], m, end - first, last, space);
-        product((const W*)s.head, s.padded, read, last, end - first,
+            product((const W*)s.markov, s.rank, width, before.data(), readers(level), [&](int64_t t, int64_t o, Vec sums) {
+                store(sums, normed.data() + t * head_in + width + o);
+            });
+        if (attends()) return normed.data();
+        return read_by_head<T, W>(layers[level], m, readers(level), normed.data(), space);
+    }
+};
+
+template <typename T, typename W>
+void run_steps(const Layer* layers, int64_t count, const Model& m, const Batch& text, const Steps& s, float eps,
+               float state_eps, float scale, int threads) {
+    static thread_local Space<T> space;
+    static thread_local std::vector<float> held;
+    Trees<T, W> trees(layers, count, m, text, s, eps, state_eps, scale, space);
+    if (int64_t(held.size()) < trees.widest * s.padded) held.resize(trees.widest * s.padded);
+    float* logits = held.data();
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    for (int64_t level = 0; level < s.levels; ++level) {
+        const int64_t first = s.level[level], end = s.level[level + 1];
+        trees.read(level);
+        trees.hand_on(level);
+        const Number<T>* read = trees.head_input(level);
+        product((const W*)s.head, s.padded, trees.head_in, read, end - first,
                 [&](int64_t t, int64_t o, Vec sums) { store(sums, logits + t * s.padded + o); });
 #pragma omp for schedule(static)
         for (int64_t i = first; i < end; ++i) choose(s, level, i, logits + (i - first) * s.padded);

@@ -10,7 +10,8 @@
 
 namespace {
 
-// As in models/packed_layer.py. What a layer lacks is null: attention, in `draft_heads.h`.
+// As in models/packed_layer.py. What is lacking is null: `qkv`, `out` and `post_norm` of heads (`draft_heads.h`), and `gate_up`
+// and all norms of Medusa's.
 struct Layer {
     const void *qkv, *out, *gate_up, *down;  // packed, of W
     const float *first_norm, *state_norm, *post_norm;  // state_norm: of the second half of the input

@@ -30,6 +30,7 @@ class StateStore:
         gib: memory to use. None: a third of what is free.
         precision: of what is computed here.
         processes: of this run, which share the memory.
+        held: bytes of `gib` that recorded states take already, in this process.
     """
 
     def __init__(
@@ -39,9 +40,10 @@ class StateStore:
         gib: float | None = None,
         precision: str = "bf16",
         processes: int = 1,
+        held: float = 0,
     ) -> None:
         self.target, self.request = target, StateRequest(tuple(ids), precision)
-        self.room = state_room(gib, processes)
+        self.room = max(0.0, state_room(gib, processes) - (0 if gib is None else held))
         self._width = int(target.model.config.get_text_config().hidden_size)
         self._known: dict[Key, RecordedStates] = {}
 

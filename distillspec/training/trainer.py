@@ -127,7 +127,7 @@ class Trainer:
         while (reason := stopped_by(self.progress, settings)) is None:
             if agree(self.strategy.accelerator, self.stop.requested):
                 self.save()
-                raise Interrupted(self.stop.signal_number or 15, f"distill train resume={self.folder}")
+                raise self._interrupted()
             if self._refresh_due():
                 self._refresh_samples()
             self._step()
@@ -137,8 +137,13 @@ class Trainer:
                 self.save()
         if self._evaluated_step != self.progress.step:
             self._evaluate_and_save()
+        if agree(self.strategy.accelerator, self.stop.requested):  # it came in the last step, or in the evaluation
+            raise self._interrupted()
         assert self.best is not None
         return TrainResult(self.progress, reason, self.best, self.bad_steps.total)
+
+    def _interrupted(self) -> Interrupted:
+        return Interrupted(self.stop.signal_number or 15, f"distill train resume={self.folder}")
 
     def _step(self) -> None:
         started = self.clock()

@@ -8,7 +8,7 @@ import numpy
 
 from distillspec.files import write_csv, write_png
 from distillspec.recipes.smartspec.claims import Claim
-from distillspec.serving.control.chain_batch import ChainBatch
+from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.simulation import load_hardware
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

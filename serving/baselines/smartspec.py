@@ -21,8 +21,8 @@ from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.controllers import AdmissionView
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.rows import BatchView
-from distillspec.serving.control.chain_batch import ChainBatch
 from distillspec.serving.control.named import ControllerParts
+from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 
 IDLE_SHARE = 0.7  # of recent steps that propose nothing, past which new texts are not read by the draft

@@ -71,14 +71,15 @@ class AcceptanceEstimate:
         self._further = numpy.zeros((2, self.speculation_length, self.width - 1))  # tried and accepted siblings
         self._shares: Floats | None = None  # `sibling_shares`, while nothing new is learnt
 
-    def scale(self, ratio: float) -> None:
-        """Expect `ratio` times the acceptance of an only draft, with what was tried as evidence: it was judged.
+    def change_draft(self, ratio: float | None) -> None:
+        """Expect `ratio` times the acceptance of an only draft, with what was tried as evidence. None: forget it.
 
         Sources without a model are as they were.
         """
         for kind in (0, (0, BEHIND)):
             self.change(kind, ratio)
-        self._further, self._shares = _scaled(self._further, ratio), None
+        self._further = numpy.zeros_like(self._further) if ratio is None else _scaled(self._further, ratio)
+        self._shares = None
 
     def change(self, kind: Hashable, ratio: float | None) -> None:
         """Expect `ratio` times the acceptance of one kind, with what was tried as evidence. None: forget it."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.base.rows import RowView, names_nodes
-from distillspec.serving.control.decision import Mode, catch_up_s
+from distillspec.serving.control.decision import Mode
 from distillspec.serving.control.offers import StepPlan
 from distillspec.serving.control.price_list import PriceList
-from distillspec.serving.control.reading import readable
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
+from distillspec.serving.costs.step_work import catch_up_s
 
 TRY_LENGTH = 2  # tokens a row drafts on trial
 # Costs of passes larger than those that are run are never corrected. So the first plan after so many speculating steps
@@ -64,8 +65,12 @@ class Choice:
         """Return the best plan, now and then chains of one token more a row."""
         if self.unexplored >= EXPLORE_EVERY and not any(map(names_nodes, self.rows)):
             rows = [each.row if each.shape.depth else row for each, row in zip(best.chosen, self.rows, strict=True)]
-            more = readable(rows, best.depths)
-            longer = self.prices.chains(rows, [depth + one for depth, one in zip(best.depths, more, strict=True)])
+            longer = self.prices.chains(rows, list(map(_longer, rows, best.depths)))
             if longer.nodes > best.nodes and longer.goodput > EXPLORE_WITHIN * best.goodput:
                 return "exploring", longer
         return "speculating", best
+
+
+def _longer(row: RowView, depth: int) -> int:
+    """Return a token more for a row that drafts, or could draft without a long text being read for it."""
+    return depth + (depth > 0 or not row.drafted_by_model or row.unread_tokens <= ALONG)

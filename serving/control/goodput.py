@@ -14,17 +14,10 @@ from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult, decoding_rows
 from distillspec.serving.base.rows import BEHIND, BatchView, evidence
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.bounded import WITHIN, best_within, bounds_of
+from distillspec.serving.control.bounded import WITHIN, best_within, bounds_of, chains_of
 from distillspec.serving.control.candidates import Candidates
-from distillspec.serving.control.chain_batch import ChainBatch
 from distillspec.serving.control.choice import HOPE, Choice
-from distillspec.serving.control.decision import (
-    Decision,
-    Known,
-    catch_up_s,
-    drafting_s,
-    work_of,
-)
+from distillspec.serving.control.decision import Decision, Mode
 from distillspec.serving.control.held_plan import HeldPlan
 from distillspec.serving.control.named_sources import NamedSources, trials_of_drafts, without_named
 from distillspec.serving.control.offers import StepPlan
@@ -32,6 +25,7 @@ from distillspec.serving.control.price_list import PriceList
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.live_latency import LiveLatency
+from distillspec.serving.costs.step_work import catch_up_s, drafting_s, work_of
 from distillspec.serving.costs.table import Floats
 
 FORGET_ROWS_EVERY = 256  # steps
@@ -144,15 +138,15 @@ class GoodputController:
         if named and not second:
             self._named.weigh(view.rows, best.gain)
         mode, planned = self._choice(view, prices).of(best, plain)
-        promised = self._named.promise(best, plain, usual=not second) if named else None
-        return self._known.decision(mode, view, planned, (plain.goodput, best.goodput), promised=promised)
+        promised = self._named.promise(best, plain, usual=not second) if named else best.goodput
+        return self._reasons(mode, view, planned, best, (plain.goodput, promised))
 
     def _decide_chains(self, view: BatchView, bounds: Floats | None) -> Decision:
         """Plan chains of one source for each row: all of one length, or within bounds."""
         rows = [row.with_option(row.options[0]) for row in map(without_named, view.rows)]
         view = replace(view, rows=tuple(rows))
         prices = self._prices(view, None)
-        batch = ChainBatch.of(rows, self.speculation_length, self.acceptance, self.latency, view.prefill_tokens)
+        batch = chains_of(rows, self.speculation_length, self.acceptance, self.latency, view.prefill_tokens)
         best, plain = prices.plan(rows), prices.plain(rows)
         if self._alike:
             every = batch.alike
@@ -166,7 +160,7 @@ class GoodputController:
             if kept is not lengths:
                 mode = "within bounds" if excess <= WITHIN else "bounds out of reach"
                 planned = prices.chains(rows, kept.tolist())
-        return self._known.decision(mode, view, planned, (plain.goodput, best.goodput), excess=excess)
+        return self._reasons(mode, view, planned, best, (plain.goodput, best.goodput), excess)
 
     def _held_for(self, view: BatchView) -> Plan | None:
         """Return the last step's plan if it is good for this one too."""
@@ -193,7 +187,7 @@ class GoodputController:
 
     def draft_changed(self, acceptance: float | None = None) -> None:
         """Forget the old draft's measured gain, and its acceptance where the new one's is not known."""
-        self.acceptance.reset() if acceptance is None else self.acceptance.scale(acceptance)
+        self.acceptance.change_draft(acceptance)
         self._speculation = SpeculationPolicy()
         self._forget_plans()
 
@@ -214,9 +208,39 @@ class GoodputController:
         """The most tokens of a row's tree."""
         return self.speculation_length if self.trees is None else len(self.trees)
 
-    @property
-    def _known(self) -> Known:
-        return Known(self._acceptance, self._costs.latency, self._speculation, self._price, self._steps)
+    def _reasons(
+        self,
+        mode: Mode,
+        view: BatchView,
+        planned: StepPlan,
+        best: StepPlan,
+        rates: tuple[float, float],
+        excess: float | None = None,
+    ) -> Decision:
+        """Return the decision for a plan.
+
+        Args:
+            rates: tokens a second without speculation, and those by which speculation is judged.
+        """
+        latency, policy = self._costs.latency, self._speculation
+        rows, shapes = zip(*[(each.row, each.shape) for each in planned.chosen], strict=True) if view.rows else ((), ())
+        lengths = tuple(planned.depths)
+        further_s = latency.prompts_s(len(rows), view.prefill_tokens) + catch_up_s(latency, rows, lengths)
+        return Decision(
+            mode,
+            lengths,
+            shapes,
+            rows,
+            planned.expected.tokens,
+            planned.expected.seconds + further_s,
+            policy.plain_rate(rates[0]),
+            best.goodput * policy.gain,
+            policy.uncertainty,
+            tuple(self._acceptance.hazards().tolist()),
+            latency,
+            rates,
+            excess,
+        )
 
     def _learn(self) -> None:
         """Learn from the steps that wait: acceptance, costs, and errors of the predictions."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.control.chain_batch import Expected
 from distillspec.serving.control.grown_trees import NO_TREE
+from distillspec.serving.costs.chain_batch import Expected
 
 
 class Offer(NamedTuple):

@@ -22,15 +22,15 @@ from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.base.shape import chain_shape
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.candidates import Candidates, chains
-from distillspec.serving.control.chain_batch import LEAST_S, Expected
 from distillspec.serving.control.grown_trees import Drafted, grow, within
 from distillspec.serving.control.offers import Chosen, Offer, StepPlan, choose
-from distillspec.serving.control.reading import steps_to_pay
+from distillspec.serving.costs.chain_batch import LEAST_S, Expected
 from distillspec.serving.costs.drafted import DraftedCosts
 from distillspec.serving.costs.latency import LatencyModel
 
 FEWEST = 4  # nodes of a row over which the cost of one is taken
 ROUNDS, CLOSE = 3, 0.02  # in which a price is looked for, and how near it is to be to the goodput that it leads to
+PAYS_BACK = 24  # steps in which the reading of a long text by a draft must pay
 EXPLORED = 0.5  # plain steps that reading a text may take, so that its draft is explored
 NOTHING = float("-inf")  # value of what cannot be drafted
 
@@ -132,10 +132,10 @@ class PriceList:
         """Return the plan with the nodes of these choices that pay together."""
         chosen = self._trimmed(wished)
         nodes, context = sum([each.nodes for each in chosen]), sum([row.context_tokens for row in rows])
-        drafting_s = self._drafting_s(chosen)
-        seconds = self.latency.target.seconds(context, len(rows), len(rows)) + self._target_s(0, nodes) + drafting_s
+        seconds = self.latency.target.seconds(context, len(rows), len(rows)) + self._target_s(0, nodes)
+        seconds += self._drafting_s(chosen)
         tokens = len(rows) + sum([each.tokens for each in chosen])
-        return StepPlan(chosen, Expected(tokens, max(seconds, LEAST_S), drafting_s))
+        return StepPlan(chosen, Expected(tokens, max(seconds, LEAST_S)))
 
     def _target_s(self, before: int, nodes: int) -> float:
         """Return the seconds that so many nodes add to the target's pass, behind `before` others."""
@@ -145,7 +145,7 @@ class PriceList:
     def _earned(self, plan: StepPlan) -> float:
         """Return the tokens a second of a plan, with what the reading of long texts takes of each step."""
         drafting = [(each.row, each.tokens) for each in plan.chosen if each.drafts]
-        read_s = sum([self._reading_s(row.options[0]) / steps_to_pay(row.left, 1 + tokens) for row, tokens in drafting])
+        read_s = sum([self._paid_back_s(row, row.options[0], 1 + tokens) for row, tokens in drafting])
         return plan.expected.tokens / (plan.expected.seconds + read_s)
 
     def _explored(self, rows: Sequence[RowView]) -> set[str]:
@@ -194,7 +194,7 @@ class PriceList:
         if not own.shape.depth:
             return Offer(NOTHING, option)
         tokens = own.tokens if option.likely is None else own.tokens * option.likely.missed
-        seconds = own.seconds + self._reading_s(option) / steps_to_pay(row.left, 1 + own.tokens)
+        seconds = own.seconds + self._paid_back_s(row, option, 1 + own.tokens)
         return Offer(tokens - self.price * seconds, option, own.shape, tokens)
 
     def _grow(self, like: Option) -> None:
@@ -241,6 +241,10 @@ class PriceList:
     def _reading_s(self, option: Option) -> float:
         """Return the seconds in which a draft reads a text that it is far behind in."""
         return self.latency.reading_s(option.unread_tokens, option.source) if option.drafted_by_model else 0.0
+
+    def _paid_back_s(self, row: RowView, option: Option, tokens: float) -> float:
+        """Return what reading costs a step of so many tokens, where it pays in the steps that the row has left."""
+        return self._reading_s(option) / min(PAYS_BACK, row.left / tokens)
 
     def _room(self, option: Option) -> int:
         """Return the most nodes of a draft's tree: the engine reserves places for a tree's, likely nodes included."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distillspec.serving.control.chain_batch import Expected
+from distillspec.serving.costs.chain_batch import Expected
 from distillspec.serving.costs.prediction_bias import PredictionBias
 
 PLAIN_EVERY = 100  # speculating steps between two plain ones, which measure the cost of plain decoding

@@ -16,7 +16,7 @@ from distillspec.serving.costs.hardware_profile import ModelKey, PassKey, machin
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
-VERSION = 1
+VERSION = 2
 
 Key = dict[str, Any]
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.catch_up import ALONG, MOST, catch_up_cost
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.table import CostTable
 
@@ -44,6 +45,13 @@ class LatencyModel:
     def table_of(self, source: str) -> CostTable | None:
         """Return the costs of one draft's passes. None where proposals come without a model."""
         return self.members.get(source, self.draft)
+
+    def changed(self, change: DraftChange) -> LatencyModel:
+        """Return the same costs where one of several drafts is another: what it is known to cost by its size."""
+        known = self.table_of(change.like or change.source)
+        if change.like is None or known is None:
+            return self
+        return replace(self, members={**self.members, change.source: known.scaled(change.times)})
 
     def of_draft(self, at_once: bool, source: str = DRAFT) -> LatencyModel:
         """Return the same costs with one draft's passes.

@@ -164,9 +164,11 @@ def _static_changes(
 
 
 def _repetition(places: Sequence[Place], columns: Columns, device: torch.device) -> Tensor:
-    seen = [dict.fromkeys(columns.of(set(own.tokens)), own.params.repetition_penalty) for own, _ in places]
-    at = [row * columns.width + column for row, found in enumerate(seen) for column in found]
-    penalties = to_device([penalty for found in seen for penalty in found.values()], device, torch.float32)
+    penalised = {own.id: own for own, _ in places if own.params.repetition_penalty != 1.0}
+    seen = {name: list(columns.of(set(own.tokens))) for name, own in penalised.items()}  # once for all nodes of a tree
+    at = [row * columns.width + column for row, (own, _) in enumerate(places) for column in seen.get(own.id, ())]
+    own_penalties = [own.params.repetition_penalty for own, _ in places for _ in seen.get(own.id, ())]
+    penalties = to_device(own_penalties, device, torch.float32)
     dense = torch.ones(len(places), columns.width, device=device)
     dense.view(-1).index_copy_(0, to_device(at, device), penalties)
     return dense

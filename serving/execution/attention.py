@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -113,7 +113,7 @@ def kernel_failure(attend: Attend, models: Sequence[LanguageModel], page: int = 
             return f"it does not compute in {str(model.dtype).removeprefix('torch.')}"
         for shape in _shapes(model):
             try:
-                difference = _difference(attend, shape, model.device, model.dtype, page)
+                difference = _difference(attend, shape, model.device, model.dtype, page)  # type: ignore[arg-type]
             except Exception as error:  # a compiler has many ways to fail
                 return f"{type(error).__name__}: {in_one_line(error)}"
             if not difference <= TOLERANCE[model.dtype]:
@@ -133,6 +133,7 @@ def _shapes(model: LanguageModel) -> Iterator[_Shape]:
             yield _Shape(*heads, width, window, softcap, tree)
 
 
+@cache
 @torch.inference_mode()
 def _difference(attend: Attend, shape: _Shape, device: torch.device, dtype: torch.dtype, page: int) -> float:
     """Return the largest difference from masked attention, as a share of the largest output, on three random rows."""

@@ -25,11 +25,14 @@ class BlockRunner(StateRunner):
         """Return the input of one pass over `rows` with `count` − 1 masks behind each. Newest tokens are `wanted`."""
         if count == 1:
             return super().prepare(rows)
-        batch = super().prepare(with_masks(rows, count))
+        batch = super().prepare(self._with_masks(rows, count))
         return replace(batch, wanted=batch.wanted.view(len(rows), count)[:, 0])
 
+    def masks(self, count: int) -> int:
+        return count - 1
+
     def unread(self, rows: Sequence[RowInput], count: int) -> Unread:
-        return super().unread(with_masks(rows, count), count)
+        return super().unread(self._with_masks(rows, count), count)
 
     def begin(self, batch: FlatBatch, count: int, *, recording: bool = False) -> Tensor:
         """Return the last states `[rows, count, D]` of the newest token and the masks."""
@@ -45,8 +48,7 @@ class BlockRunner(StateRunner):
     def logits(self, carried: Tensor, position: int = 0, newest: Tensor | None = None) -> Tensor:
         return super().logits(carried[:, position], position, newest)
 
-
-def with_masks(rows: Sequence[RowInput], count: int) -> list[RowInput]:
-    """Return rows with masks behind them, for `count` drafted positions. The states of these are wanted."""
-    masks = [-k for k in range(1, count)]
-    return [RowInput(row.slot, row.start, [*row.tokens, *masks], count) for row in rows]
+    def _with_masks(self, rows: Sequence[RowInput], count: int) -> list[RowInput]:
+        """Return rows with masks behind them. The states of these are wanted."""
+        masks = [-1 - k for k in range(self.masks(count))]
+        return [RowInput(row.slot, row.start, [*row.tokens, *masks], count) for row in rows]

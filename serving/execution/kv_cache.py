@@ -211,7 +211,8 @@ class SlotPool:
     def release(self, slot: int) -> None:
         """Free `slot`. Its text stays."""
         owner = self.owners.pop(slot)
-        del self.reserved[owner], self._slot_of[owner]
+        del self._slot_of[owner]
+        self.reserved.pop(owner, None)  # taking it may have failed
         self._touch(slot)
 
     def longest_prefix(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from distillspec.models import LanguageModel
 from distillspec.models.draft_steps import DraftSteps
 from distillspec.models.features import FeatureTap
-from distillspec.models.few_heads import FewHeads
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.packed_linear import PackedLinears
 from distillspec.models.slot_attention import hook, unhook
@@ -25,7 +24,7 @@ class PreparedModel:
         pack_weights: False leaves all weights as they are.
         compile: True before the first pass, auto once it has computed for a while, False never. See `may_compile`.
         feature_ids: states that passes hand out (`FeatureTap`).
-        exact: False lets packing round the weights (`PackedLinears`, `FewTokens`): a draft's.
+        exact: False lets packing round the weights (`PackedLinears`, `FewTokens`, `DraftSteps`): a draft's.
     """
 
     def __init__(
@@ -43,8 +42,7 @@ class PreparedModel:
         model.model.eval()
         # Reads weights before they are packed.
         self.few = FewTokens.of(model, exact=exact, eight=not exact) if pack_weights else None
-        heads = FewHeads.of(model, eight=True) if pack_weights and not exact else None
-        self.steps = None if exact else DraftSteps.of(model, self.few or heads)
+        self.steps = DraftSteps.of(model, self.few, eight=True) if pack_weights and not exact else None
         hook(model.model)
         if self.packs is not None:
             self.packs.attach()

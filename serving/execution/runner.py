@@ -60,6 +60,10 @@ class ModelRunner:
         """Return the input of one pass over `rows`, on the device. `count`: positions that it drafts, where it can."""
         return FlatBatch.of(self.cache, rows, self.model.device)
 
+    def masks(self, count: int) -> int:
+        """Return how many tokens stand behind each text in a pass that drafts `count` positions."""
+        return 0
+
     @property
     def hands_states(self) -> bool:
         """True if `unread` can tell where the states are that the model reads."""

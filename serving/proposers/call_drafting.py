@@ -28,16 +28,22 @@ class CallDrafting:
     def __init__(self, runner: ModelRunner, sampler: TokenSampler, *, topk: bool) -> None:
         self.runner, self.sampler, self.topk = runner, sampler, topk
 
+    def may_take(self, row: Growth) -> bool:
+        """Return False for a row that needs another way of drafting: others need not go that way with it."""
+        return self._steps is not None and self._is_plain(row)
+
     def takes(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> bool:
         """Return False where other ways of drafting are needed."""
         steps = self._steps
         if steps is None or not self.runner.hands_states or not all(map(self._is_plain, rows)):
             return False
-        plan = call_plan(tuple([row.shape for row in rows]))
-        masks = plan.depth - 1 if self.runner.one_pass else 0
+        masks = self.runner.masks(max(row.shape.depth for row in rows))
         if not steps.few.takes_chains(self.runner.cache, [len(text.tokens) + masks for text in texts]):
             return False
-        return plan.draws[0] <= MOST_NODES and steps.few.takes_levels(plan.level, plan.of_row)
+        if any(sum(row.shape.reads) > MOST_NODES for row in rows):  # what a reader sees is a word of bits
+            return False
+        plan = call_plan(tuple([row.shape for row in rows]))
+        return steps.few.takes_levels(plan.level, plan.of_row)
 
     def draft(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
         """Grow all trees. For arguments and result see `LevelDrafting.draft`."""

@@ -42,6 +42,7 @@ class DraftHealth:
         self._sees: SeesLogits | None = proposer if isinstance(proposer, SeesLogits) else None
         self._reads: ReadsOn | None = proposer if isinstance(proposer, ReadsOn) else None
         self._backoff = Backoff()
+        self._has_failed = False  # in this step: what all its rows share fails for each of them
         self._logged: set[tuple[object, ...]] = set()  # kinds of failure
 
     @property
@@ -51,6 +52,7 @@ class DraftHealth:
 
     def step(self) -> None:
         """Count a step."""
+        self._has_failed = False
         self._backoff.step()
 
     def ask(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
@@ -110,11 +112,13 @@ class DraftHealth:
             self._failed(sequences, error)
 
     def _failed(self, sequences: Sequence[SequenceState], error: Exception) -> None:
-        """Pause, longer after each failure in a row, and reset the proposer's state of these rows.
+        """Pause, longer after each step with a failure, and reset the proposer's state of these rows.
 
         Each place in the code that raises is logged once.
         """
-        steps = self._backoff.failed()
+        if not self._has_failed:
+            self._backoff.failed()
+        self._has_failed = True
         for sequence in sequences:
             for reader in readers(self.proposer):
                 reader.distrust(sequence)
@@ -126,7 +130,7 @@ class DraftHealth:
             log.warning(
                 "no speculation for %d steps: %s failed (%s: %s); it is tried again, and failures of this kind are not "
                 "logged again",
-                steps,
+                self._backoff.wait,
                 self.name,
                 type(error).__name__,
                 error,

@@ -102,8 +102,18 @@ class DraftModel:
             rows = [row for row in rows if row.sequence.id in ready]
         if not rows:
             return [EMPTY] * len(requests)
+        plain, others = list[Growth](), list[Growth]()
+        for row in rows:
+            (plain if self._keeps_all_levels and self.in_one_call.may_take(row) else others).append(row)
+        trees = {**self._grown(plain), **self._grown(others)}
+        return [trees.get(request.sequence.id, EMPTY) for request in requests]
+
+    def _grown(self, rows: Sequence[Growth]) -> dict[str, TokenTree]:
+        """Grow the trees of some rows, in slot order, and return them by sequence."""
+        if not rows:
+            return {}
         texts = [self._unread(row) for row in rows]
-        if self._drafts_unseen and self.in_one_call.takes(rows, texts):
+        if self._keeps_all_levels and self.in_one_call.takes(rows, texts):
             probs, failed = self.in_one_call.draft(rows, texts)
         elif self.can_draft_at_once(rows):
             probs, failed = self._draft_at_once(rows, texts)
@@ -114,9 +124,10 @@ class DraftModel:
             self._give_up(row)
         for row in rows:
             row.note_read()
-        drawn = {row.sequence.id: table if row.is_drawn and not self.topk else None for row in rows}
-        trees = {row.sequence.id: row.tree(drawn[row.sequence.id], self.source) for row in rows}
-        return [trees.get(request.sequence.id, EMPTY) for request in requests]
+            row.state.unchecked = False
+        return {
+            row.sequence.id: row.tree(table if row.is_drawn and not self.topk else None, self.source) for row in rows
+        }
 
     def state(self, sequence_id: str) -> DraftState:
         """Return what the draft knows of a sequence. Nothing yet, if it is new."""
@@ -196,8 +207,8 @@ class DraftModel:
         return self.levels.rule is None and self.dynamic is None
 
     @property
-    def _drafts_unseen(self) -> bool:
-        """True if nothing is decided between a tree's first token and its last one."""
+    def _keeps_all_levels(self) -> bool:
+        """True if nothing decides how far a row drafts while it drafts."""
         predicted = self.surer_than > 0 and self.runner.model.predicts_acceptance
         return self._has_free_choice and not predicted
 

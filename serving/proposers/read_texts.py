@@ -17,7 +17,7 @@ class DraftState:
     """State that a draft keeps of one sequence."""
 
     computed: int = 0  # leading tokens whose keys and values its cache holds
-    unchecked: bool = False  # it has read text but given no logits of it, so NaN would be unnoticed
+    unchecked: bool = False  # it has read text and given no logits since, so NaN would be unnoticed
     sound: bool = True  # False after NaN in its logits
     skipped: bool = False  # True: it never reads the sequence
     in_slot: bool = True  # False once the sequence has left its slot, whose memory may be given back
@@ -97,7 +97,7 @@ class ReadTexts:
         """Return the next tokens to read. Drafting reads the newest of all."""
         start, tokens = state.computed, sequence.tokens
         state.computed = start + count
-        state.unchecked = len(tokens) - state.computed > ALONG  # else it drafts in this step
+        state.unchecked = True
         return RowInput(sequence.held_slot, start, tokens[start : state.computed], wanted=0)
 
     def _copy_from_sibling(self, sequence: SequenceState, state: DraftState) -> None:
@@ -112,4 +112,4 @@ class ReadTexts:
         if length > state.computed:
             self.runner.cache.copy_text(prefix.slot, sequence.held_slot, length)
             state.computed = length
-            state.unchecked = len(sequence.tokens) - length > ALONG
+            state.unchecked = True

@@ -85,16 +85,11 @@ class Accepting:
         self.precision = self.prior + (self.precision - self.prior) * (1 - share)
         self._error = self._variance = 0.0
 
-    def change(self, acceptance: float | None) -> None:
-        """Go on for a draft that is another now.
-
-        Args:
-            acceptance: of the new draft over that of the old one, None: not known.
-        """
-        self.forget(1.0 if acceptance is None else 1 - KEPT)
-        if acceptance is not None:
-            before = sigmoid(float(self.weights[0]))
-            self.weights[0] += _log_odds(acceptance * before) - _log_odds(before)
+    def change(self, acceptance: float) -> None:
+        """Go on for a draft that is another now, with this acceptance over that of the old one."""
+        self.forget(1 - KEPT)
+        before = sigmoid(float(self.weights[0]))
+        self.weights[0] += _log_odds(acceptance * before) - _log_odds(before)
 
     def _watch(self, error: float, variance: float, steps: int) -> None:
         self._error = error + (1 - QUICK) ** steps * self._error

@@ -14,7 +14,7 @@ from distillspec.serving.costs.latency import LatencyModel
 Choices = Mapping[str, str | None]  # row → its draft, None: none drafts for it
 
 MOST_LEVELS = 16
-KEEP_EVERY = 256  # steps after which rows that are gone are forgotten
+KEEP_EVERY = 256  # steps. Rows that are missing twice are forgotten
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,21 @@ class Selection(Protocol):
         ...
 
 
+class Present:
+    """Rows that may still be there: a preempted one, or one whose text is read again, is missing for a while."""
+
+    def __init__(self) -> None:
+        self._steps, self._before = 0, set[str]()
+
+    def now_and_then(self, result: StepResult) -> set[str] | None:
+        """Count a step. Return every `KEEP_EVERY` steps its rows and those of the time before, else None."""
+        self._steps += 1
+        if self._steps % KEEP_EVERY:
+            return None
+        before, self._before = self._before, {row.sequence_id for row in result.view.rows}
+        return before | self._before
+
+
 class SelectionState:
     """State that selections share. At first nothing is on trial, known of rows, or coming."""
 
@@ -58,11 +73,12 @@ class SelectionState:
         self.beliefs: Mapping[str, float] = {}
         self.coming: Mapping[str, str] = {}
         self.steps = 0
+        self._present = Present()
 
     def passed(self, result: StepResult) -> set[str] | None:
-        """Count a step. Return its rows now and then, for others to be forgotten, else None."""
+        """Count a step. Return now and then the rows that may still be there, for others to be forgotten, else None."""
         self.steps += 1
-        return {row.sequence_id for row in result.view.rows} if self.steps % KEEP_EVERY == 0 else None
+        return self._present.now_and_then(result)
 
 
 def drafts_of(row: RowView) -> tuple[Option, ...]:

@@ -50,7 +50,9 @@ class ByRequest(SelectionState, ABC):
     def _of(self, row: RowView) -> str | None:
         name, drafts = row.sequence_id, [option.source for option in drafts_of(row)]
         own = self._chosen.get(name)
-        if not drafts or own in drafts:
+        if not drafts:
+            return None
+        if own in drafts:
             return own
         held = self._chosen if own is None else self._instead
         if held.get(name) not in drafts:

@@ -87,8 +87,10 @@ class DraftsAcceptance:
                 counts[:, trial.depth - 1] += 1, trial.accepted
 
     def changed(self, change: DraftChange) -> None:
-        """Go on for a draft that is another now."""
-        if (draft := self._drafts.get(change.source)) is not None:
+        """Go on for a draft that is another now. Of one that is new, what the old one did says nothing."""
+        if change.acceptance is None:
+            self._drafts.pop(change.source, None)
+        elif (draft := self._drafts.get(change.source)) is not None:
             draft.change(change.acceptance)
         self._positions.pop(change.source, None)
         self._relative.pop(change.source, None)

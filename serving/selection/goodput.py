@@ -32,7 +32,7 @@ class Answer:
     draft: str
     since: int  # tokens of its text when it got this draft
     known: Floats  # its features
-    belief: float  # P(a token of its draft is accepted) by these, before its own trials
+    belief: float  # P(a token of its draft is accepted) by these, before its own trials. As drawn, while it is on trial
     loss: float = 0.0  # share of its tokens that the draft costs, if it is not the one expected to be best
     coming: str | None = None  # the draft that it switches to when that has read its text
     prospect: tuple[Sequence[str], Prospect] | None = None  # drafts, and what they would bring it
@@ -69,7 +69,8 @@ class GoodputSelection(SelectionState):
         self.beliefs = {name: answer.belief for name, answer in answers}
         self.coming = {name: answer.coming for name, answer in answers if answer.coming}
         self.on_trial = {name: answer.loss for name, answer in answers if answer.loss}
-        return {name: None if answer is None else answer.draft for name, answer in running}
+        able = {row.sequence_id for row in rows if drafts_of(row)}
+        return {name: None if answer is None or name not in able else answer.draft for name, answer in running}
 
     def observe(self, result: StepResult, chosen: Choices) -> None:
         for row in decoding_rows(result):
@@ -106,6 +107,8 @@ class GoodputSelection(SelectionState):
             answer.prospect = None
             answer.own.pop(source, None)
             answer.new.pop(source, None)
+            if answer.draft == source:
+                answer.loss, answer.belief = 0.0, self._acceptance.chance(source, answer.known)
 
     def _keep(self, row: RowView, rows: Sequence[RowView]) -> None:
         """Keep a row's draft, or begin with one: for a new answer, or where its draft may not draft for it."""
@@ -135,7 +138,9 @@ class GoodputSelection(SelectionState):
         able = [place for place, name in enumerate(names) if any(option.source == name for option in drafts_of(row))]
         chosen = max(able, key=lambda place: hopes[place])
         lost = len(own) * (1 - rates[chosen] / max([rates[place] for place in able]))
-        answer = Answer(names[chosen], row.context_tokens, known, mean[chosen], min(1.0, lost))
+        # A trial is believed in: by what is expected of the draft, a controller might let it draft nothing.
+        belief = max(mean[chosen], drawn[chosen]) if lost else mean[chosen]
+        answer = Answer(names[chosen], row.context_tokens, known, belief, min(1.0, lost))
         answer.prospect = names, prospects[0]
         return answer
 
@@ -150,12 +155,13 @@ class GoodputSelection(SelectionState):
         """Let answers switch to the drafts that are best for all rows together, if that pays."""
         self._reviewed_at, self._reviewed = self.steps, len(rows)
         names, running = self._names(rows), [row for row in rows if row.sequence_id in self._answers]
-        if len(names) < 2 or not running:
-            return
         answers = [self._answers[row.sequence_id] for row in running]
         for answer in answers:
             answer.prospect = None
-            answer.belief = self._acceptance.chance(answer.draft, answer.known)
+            if not answer.loss or answer.draft in answer.own:
+                answer.belief = self._acceptance.chance(answer.draft, answer.known)
+        if len(names) < 2 or not running:
+            return
         settled = [row.context_tokens >= answer.since + REVIEW for row, answer in zip(running, answers, strict=True)]
         batch = self._batch([self._prospect_of(row, names) for row in running], names)
         best = batch.best(self._places(running, names), numpy.array(settled))

@@ -14,7 +14,7 @@ from distillspec.serving.base.rows import BatchView
 from distillspec.serving.base.wrapped import WrappedController
 from distillspec.serving.costs.known import known_costs
 from distillspec.serving.costs.latency import LatencyModel, guessed
-from distillspec.serving.selection.base import KEEP_EVERY, Choices, Selection, drafts_of, only
+from distillspec.serving.selection.base import Choices, Present, Selection, drafts_of, only
 
 SPARE = 0.3  # of a plain step that reading ahead of switches may add: a fifth of one that drafts
 LEAST_READ = 16  # tokens of a row
@@ -54,7 +54,7 @@ class SelectingController(WrappedController):
         self.selection = make(self._latency)
         self.figures = SelectionFigures()
         self._drafts: dict[str, str | None] = {}  # the last one of each row
-        self._steps = 0
+        self._present = Present()
 
     def plan(self, view: BatchView) -> Plan:
         return self.plan_by(view, self.inside)
@@ -80,6 +80,8 @@ class SelectingController(WrappedController):
 
     def member_changed(self, change: DraftChange) -> None:
         self.selection.draft_changed(change)
+        if self.costs is not None:
+            self.costs = self.costs.changed(change)
         super().member_changed(change)
 
     def _readings(self, view: BatchView) -> tuple[Reading, ...]:
@@ -128,9 +130,7 @@ class SelectingController(WrappedController):
             (figures.switch_s if switched else figures.usual_s).append(result.total_s)
         for source, seconds in result.drafted_s.items():
             figures.seconds[source] = figures.seconds.get(source, 0.0) + seconds
-        self._steps += 1
-        if self._steps % KEEP_EVERY == 0:
-            alive = {row.sequence_id for row in result.view.rows}
+        if (alive := self._present.now_and_then(result)) is not None:
             self._drafts = {name: own for name, own in self._drafts.items() if name in alive}
 
 

@@ -136,12 +136,12 @@ class SequenceManager:
         self.reserve_ahead(less=True)  # others get it next
         self.reserve_ahead()
         for sequence_id in schedule.admit:  # last: what is free now is theirs
-            self.admit(self.unfinished[sequence_id], now)
+            self.admit(self.unfinished[sequence_id], now, shares=sequence_id in schedule.sharing)
 
-    def admit(self, sequence: SequenceState, now: float) -> None:
-        """Give a waiting sequence a slot, with the longest prefix that a slot of the same tenant holds."""
+    def admit(self, sequence: SequenceState, now: float, *, shares: bool = False) -> None:
+        """Give a waiting sequence a slot, with the longest prefix in one of the same tenant. `shares`: a running one's."""
         tokens = reservation(sequence, self.limits)
-        prefix = self.prefixes.for_admission(sequence, tokens)
+        prefix = self.prefixes.for_admission(sequence, tokens, shares=shares)
         taken = self.pool.take(sequence.id, tokens, self.prefixes.salt(sequence), prefix)
         self._wait_no_more(sequence)
         sequence.slot, sequence.status = taken.slot, Status.PREFILL
@@ -177,6 +177,10 @@ class SequenceManager:
         """Discard all slots after a step that raised: running sequences wait to be read again, finished ones leave."""
         for slot in range(self.pool.slots):  # a copy of a prefix may be missing
             self.pool.forget(slot)
+        for slot, owner in list(self.pool.owners.items()):
+            self.caches.clear(slot)  # what it read may not have been finite
+            if self.unfinished[owner].slot is None:  # it was that one's admission that raised
+                self.pool.release(slot)
         for sequence in self.running:
             if sequence.finish_reason is None:
                 self.preempt(sequence)

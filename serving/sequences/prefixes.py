@@ -28,13 +28,16 @@ class Prefixes:
         prefix = self.pool.longest_prefix(sequence.tokens[:-1], self.salt(sequence), slots)
         return None if prefix is None or prefix.length < MIN_PREFIX else prefix
 
-    def for_admission(self, sequence: SequenceState, tokens: int) -> Prefix | None:
+    def for_admission(self, sequence: SequenceState, tokens: int, *, shares: bool = False) -> Prefix | None:
         """Return the prefix to admit a sequence with, which reserves `tokens`.
 
         A free slot's takes memory, which may be too little. A running sequence's takes none.
+
+        Args:
+            shares: a running sequence's, since those admitted next count on the memory that it takes none of.
         """
-        prefix = self.find(sequence)
-        if prefix is None or self.pool.has_room(tokens, prefix):
+        prefix = None if shares else self.find(sequence)
+        if not shares and (prefix is None or self.pool.has_room(tokens, prefix)):
             return prefix
         return self.find(sequence, list(self.pool.owners))
 

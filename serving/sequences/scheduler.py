@@ -71,11 +71,15 @@ NO_TEXTS = NoTexts()
 
 @dataclass(frozen=True)
 class SchedulePlan:
-    """First `preempt`, then `admit` (in order), then read `prefill` and decode the rest."""
+    """First `preempt`, then `admit` (in order), then read `prefill` and decode the rest.
+
+    `sharing`: those admitted that fit because they share memory of running ones.
+    """
 
     preempt: tuple[str, ...] = ()
     admit: tuple[str, ...] = ()
     prefill: tuple[Chunk, ...] = ()
+    sharing: frozenset[str] = frozenset()
 
 
 def reservation(sequence: SequenceState, limits: Limits) -> int:
@@ -131,14 +135,16 @@ def plan_step(
     kept, preempted = _keep_what_fits(running, needs, limits)
     admitted: list[SequenceState] = []
     held_back: list[SequenceState] = []
+    sharing = set[str]()
     known: dict[tuple[str, int], int] = {}
     unread = {s.id: len(s.tokens) - s.computed for s in kept if s.status is Status.PREFILL}
+    before = {s.id: urgency(s) for s in kept if s.status is Status.PREFILL}
     reading = {s.request.id for s in kept if s.status is Status.PREFILL}
     for sequence in waiting:
         if len(admitted) == most:
             break
-        if sum(unread.values()) >= limits.prefill_chunk:
-            break
+        if sum([left for name, left in unread.items() if before[name] <= urgency(sequence)]) >= limits.prefill_chunk:
+            break  # what is less urgent is read after it
         if preempted and urgency(sequence) > min(map(urgency, preempted)):
             break  # preempted sequences get the next slot before any that come after them
         needs[sequence.id] = reservation(sequence, limits)
@@ -146,7 +152,9 @@ def plan_step(
         victims = _make_room(sequence, kept, others, needs, limits)
         if victims != [] and len(kept) + len(others) < limits.slots:  # memory is short: look at what it may share
             staying = [s for s in kept if s.request.priority <= sequence.request.priority]  # never preempted for it
-            needs[sequence.id] -= held.shareable_tokens(sequence, staying)
+            shared = held.shareable_tokens(sequence, staying)
+            needs[sequence.id] -= shared
+            sharing |= {sequence.id} if shared else set()
             victims = _make_room(sequence, kept, others, needs, limits)
         if victims is None:
             break  # none overtakes the first that does not fit
@@ -159,13 +167,15 @@ def plan_step(
             continue
         preempted += victims
         gone = {s.id for s in victims}
+        unread = {name: left for name, left in unread.items() if name not in gone}
         kept = [s for s in kept if s.id not in gone]
         admitted.append(sequence)
-        unread[sequence.id] = len(sequence.tokens) - found
+        unread[sequence.id], before[sequence.id] = len(sequence.tokens) - found, urgency(sequence)
         reading.add(sequence.request.id)
-    prefilling = sorted((s for s in kept if s.status is Status.PREFILL), key=urgency)
-    chunks = _chunks({s.id: unread[s.id] for s in prefilling + admitted}, limits.prefill_chunk)
-    return SchedulePlan(tuple(s.id for s in preempted), tuple(s.id for s in admitted), chunks)
+    prefilling = [s for s in kept if s.status is Status.PREFILL]
+    chunks = _chunks({s.id: unread[s.id] for s in sorted(prefilling + admitted, key=urgency)}, limits.prefill_chunk)
+    names = tuple(s.id for s in admitted)
+    return SchedulePlan(tuple(s.id for s in preempted), names, chunks, frozenset(sharing.intersection(names)))
 
 
 def _needs(running: Sequence[SequenceState], limits: Limits, held: HeldTexts) -> dict[str, int]:

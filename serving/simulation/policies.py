@@ -19,7 +19,7 @@ from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.baselines.named import CONTROLLER_NAMES, FIXED, named_controller
 from distillspec.serving.baselines.smartspec import SmartSpecController
-from distillspec.serving.control.chain_batch import ChainBatch
+from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.selection.baselines import ByRequest
 from distillspec.serving.selection.named import compared_selection

@@ -11,7 +11,8 @@ import pytest
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.models import initialise_draft, load_target, save_draft
 
-WORDS = ["target=tiny", "engine.compile=false", "engine.max_slots=2", "engine.max_model_len=128", "hydra.run.dir=run"]
+WORDS = ["target=tiny", "engine.compile=false", "engine.max_slots=2", "engine.max_model_len=128"]
+WORDS += ["engine.measure_costs_s=0", "hydra.run.dir=run"]
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 
 from distillspec.errors import RunError
 
-WORDS = ["target=tiny", "engine.compile=false", "engine.max_slots=4", "engine.max_model_len=128", "hydra.run.dir=run"]
+WORDS = ["target=tiny", "engine.compile=false", "engine.max_slots=4", "engine.max_model_len=128"]
+WORDS += ["engine.measure_costs_s=0", "hydra.run.dir=run"]
 SHORT = ["quality.count=4", "quality.rounds=2", "quality.max_tokens=12", "sampling.temperature=1.5"]
 
 

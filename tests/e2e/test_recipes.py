@@ -71,6 +71,7 @@ def test_trees_are_compared_and_finished_runs_are_kept(
     assert distill(["init-draft", "target=tiny", "draft=pruned", "draft.layers=2", "hydra.run.dir=draft"]) == 0
     chosen = ["--cells", "chain,roots-2,three-sources", "--count", "3"]
     words = ["quality.rounds=1", "quality.max_tokens=8", "engine.compile=false", "engine.max_model_len=256"]
+    words.append("engine.measure_costs_s=0")
     files = ["--prompts", str(prompts), "--draft", "draft", "--output", "out", "--target", "tiny"]
     monkeypatch.setattr(sys, "argv", ["trees", *files, *chosen, *words])
     assert trees.main() == 0

@@ -25,6 +25,7 @@ FAST = (
     "target=tiny",
     "server.port=0",
     "engine.compile=false",
+    "engine.measure_costs_s=0",
     "engine.max_model_len=256",
     "engine.proposer=prompt_lookup",
 )

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 import distillspec.conf
 from distillspec.cli import main
-from distillspec.composition import compose, expand_sweep
+from distillspec.composition import compose, expand_sweep, with_home
 from distillspec.config import COMMANDS
 from distillspec.errors import ConfigError
 from distillspec.hydra_run import resumed_overrides
@@ -163,3 +163,18 @@ def test_the_engine_that_samples_is_the_offline_one() -> None:
         compose("train", ["engine.max_slots=3", "engine.speculation_length=2"]).engine.settings
         == compose("generate", ["engine.max_slots=3", "engine.speculation_length=2"]).engine
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [
+        ("draft.path=~/runs/A", "draft.path={}/runs/A"),
+        ("drafts=[~/a,'~/b c']", "drafts=[{0}/a,'{0}/b c']"),
+        ("~data.cache", "~data.cache"),
+        ("server.key=a~/b", "server.key=a~/b"),
+        ("-m", "-m"),
+    ],
+)
+def test_paths_may_begin_at_home(word: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/me"))
+    assert with_home(word) == wanted.format("/home/me")

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, RunError
 from distillspec.hydra_run import run_with_hydra
 
 
@@ -78,3 +79,32 @@ def test_a_refused_run_leaves_a_folder_that_was_there_before(tmp_path: Path, the
         run_with_hydra("report", ["runs=[r]", "hydra.run.dir=mine"], run, None)
     assert (tmp_path / "mine/server.log").exists() == there
     assert (tmp_path / "mine").exists() == there
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"),
+    ],
+)
+def test_no_memory_is_one_line_that_names_what_to_lower(error: Exception) -> None:
+    def run(config: Any, folder: Path) -> None:
+        raise error
+
+    GlobalHydra.instance().clear()
+    with pytest.raises(RunError, match=r"^out of memory; lower train.batch_tokens, .*distill train resume=mine$"):
+        run_with_hydra("train", ["hydra.run.dir=mine"], run, None)
+    GlobalHydra.instance().clear()
+    with pytest.raises(RunError, match=r"^out of memory$"):
+        run_with_hydra("report", ["runs=[r]"], run, None)
+
+
+def test_other_errors_keep_their_traceback() -> None:
+    def run(config: Any, folder: Path) -> None:
+        raise RuntimeError("shapes do not match")
+
+    GlobalHydra.instance().clear()
+    with pytest.raises(RuntimeError, match="shapes"):
+        run_with_hydra("report", ["runs=[r]"], run, None)

@@ -126,8 +126,8 @@ class PoolCatalogue:
         )
 
     def load(self, name: str) -> str:
-        """Load a draft beside the others, or again in its own place."""
-        path = self._paths.get(name) or (None if self._root is None else draft_in(self._root, name))
+        """Load a draft beside the others, or again in its own place. The folder's comes before one of the start."""
+        path = (None if self._root is None else draft_in(self._root, name)) or self._paths.get(name)
         if path is None:
             raise not_there(name)
         version = self.engine.load_draft(path, name=name)

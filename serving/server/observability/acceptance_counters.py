@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from distillspec.serving.base.acceptance import AcceptanceCounter, RowResult, by_version
 
-VERSIONS = 20  # the newest draft versions: series of older ones are dropped
+VERSIONS = 20  # draft versions: series of older ones are dropped, but for those in use
 
 
 class AcceptanceCounters:
@@ -42,9 +42,9 @@ class AcceptanceCounters:
             labels = self._model, booked, domain
             self._judged.labels(*labels).inc(counter.tried)
             self._accepted.labels(*labels).inc(counter.firsts)
-        known = [name for name in self._domains if name]
-        if len(known) > VERSIONS:
-            self._drop(known[0])
+        idle = [name for name in self._domains if name and name not in versions.values()]
+        for name in idle[: max(0, len(self._domains) - VERSIONS)]:
+            self._drop(name)
 
     def forget_domain(self, name: str) -> None:
         """Drop a domain's series, of all versions."""

@@ -162,8 +162,10 @@ class Telemetry:
     def _version_of(self, version: str) -> _Version:
         if version not in self._by_version:
             self._by_version[version] = _Version()
-            while len(self._by_version) > VERSIONS:
-                del self._by_version[next(iter(self._by_version))]
+            used = {"", version, *self._versions.values()}
+            idle = [name for name in self._by_version if name not in used]
+            for name in idle[: max(0, len(self._by_version) - VERSIONS)]:
+                del self._by_version[name]
         return self._by_version[version]
 
     def _percentiles(self) -> dict[str, Any] | None:

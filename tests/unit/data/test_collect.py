@@ -187,6 +187,13 @@ def test_fixed_responses_are_cut_and_say_so(target: LanguageModel) -> None:
     assert [s.finished for s in samples] == [False, True]
 
 
+def test_fixed_responses_end_where_the_target_can_read_no_further(target: LanguageModel) -> None:
+    reads = target.model.config.max_position_embeddings
+    long, full = (Prompt(name, (1,) * tokens, response="abcdef") for name, tokens in (("a", reads - 3), ("b", reads)))
+    (sample,) = fixed_samples([long, full], target, max_new_tokens=100)
+    assert (sample.prompt_id, len(sample.response_ids), sample.finished) == ("a", 3, False)
+
+
 def test_a_tokenizer_without_an_end_of_sequence_closes_and_pads_all_the_same(target: LanguageModel) -> None:
     bare = tiny_tokenizer()
     bare.eos_token = bare.chat_template = None

@@ -117,6 +117,20 @@ def test_repeated_prompts_count_once(tmp_path: Path) -> None:
     assert len(set(questions(prompts))) == 12
 
 
+def test_several_responses_to_a_prompt_are_samples_of_their_own_on_one_side(tmp_path: Path) -> None:
+    rows = [{"prompt": f"question {i}", "response": f"answer {n}"} for i in range(6) for n in (0, 0, 1)]
+    path = write(tmp_path, rows, "jsonl")
+    prompts = load(path, eval_prompts=2, source="fixed")
+    assert len(prompts.held_out) == len(keys(prompts.held_out)) == 2
+    assert len(prompts.train) == 8
+    assert len(keys(prompts.train)) == 4
+    assert not keys(prompts.train) & keys(prompts.held_out)
+    assert len({p.id for p in prompts.train}) == 8
+    assert {p.response for p in prompts.train} == {"answer 0", "answer 1"}
+    sampled = load(path, eval_prompts=2)
+    assert len(sampled.train) == 4, "the target answers a prompt once"
+
+
 def test_ids_are_the_files_own_and_made_distinct_where_they_repeat(tmp_path: Path) -> None:
     rows = [{"id": "same" if i < 3 else f"row-{i}", "prompt": f"Question {i}?"} for i in range(8)]
     prompts = load(write(tmp_path, rows, "jsonl"))

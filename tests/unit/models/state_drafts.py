@@ -23,10 +23,12 @@ KINDS = {
 ATTENDING = [kind for kind, config in KINDS.items() if config.kind != "medusa"]
 
 
-def state_draft(kind: str, target: LanguageModel, kept_ids: Tensor | None = None, noise: float = 0.1) -> LanguageModel:
+def state_draft(
+    kind: str | DraftConfig, target: LanguageModel, kept_ids: Tensor | None = None, noise: float = 0.1
+) -> LanguageModel:
     """Return a draft in the target's dtype. Noise lets it use what begins at zero."""
-    draft = initialise_draft(KINDS[kind], target, kept_ids=kept_ids)
-    if kind.startswith("scaled"):
+    draft = initialise_draft(KINDS[kind] if isinstance(kind, str) else kind, target, kept_ids=kept_ids)
+    if isinstance(kind, str) and kind.startswith("scaled"):
         assert draft.state_input is not None
         columns = len(draft.state_ids) * draft.state_input.target_width
         draft.state_input.scale = torch.exp2(-(torch.arange(columns) % 5).float())
@@ -40,17 +42,22 @@ def state_draft(kind: str, target: LanguageModel, kept_ids: Tensor | None = None
     return draft
 
 
-@torch.no_grad()
 def drafted_logits(draft: LanguageModel, target: LanguageModel, text: list[int], drafted: list[int]) -> list[Tensor]:
     """Return the logits that each drafted token was chosen by: a pass over the text, then one token after another.
 
     The last token of `text` is the newest: the target has not read it.
     """
+    states = read_states(target, torch.tensor([text]), torch.arange(len(text))[None], draft.state_ids)
+    return logits_behind(draft, states[0], text, drafted)
+
+
+@torch.no_grad()
+def logits_behind(draft: LanguageModel, states: Tensor, text: list[int], drafted: list[int]) -> list[Tensor]:
+    """Return the same where the target's states of the text's tokens are these `[len(text), states · D]`."""
     assert draft.state_input is not None
     attention = {"past_key_values": DynamicCache(), "use_cache": True} if draft.attends else {}
     logits = []
-    states = read_states(target, torch.tensor([text]), torch.arange(len(text))[None], draft.state_ids)
-    fused = draft.state_input.fuse(states)
+    fused = draft.state_input.fuse(states[None])
     fed = torch.cat([torch.zeros_like(fused[:, :1]), fused[:, :-1]], 1)
     read = torch.tensor([text]), torch.arange(len(text))[None]
     last = draft.last_states(*read, fed, **attention)[:, -1:]

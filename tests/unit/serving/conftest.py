@@ -32,8 +32,9 @@ def prompts(count: int = len(PROMPT_LENGTHS), seed: int = 3) -> list[list[int]]:
     return made
 
 
-# Slots and chunks for which rows are preempted and prompts are read in parts.
+# Slots and chunks for which rows are preempted and prompts are read in parts. Engines that time no passes start sooner.
 TIGHT: dict[str, Any] = {"max_slots": 3, "max_model_len": 128, "prefill_chunk": 16, "compile": False}
+TIGHT["measure_costs_s"] = 0.0
 
 
 # What a model wrote, by what it was asked. Hundreds of tests ask the same few questions.
@@ -118,11 +119,11 @@ def continuation(target: LanguageModel) -> list[int]:
 
 @pytest.fixture
 def make_engine(target: LanguageModel) -> Iterator[MakeEngine]:
-    """`make_engine(draft, max_slots=3, …)`. The models are given back at the end of the test."""
+    """`make_engine(draft, max_slots=3, …)`. The models are given back at the end of the test. No passes are timed."""
     made: list[Engine] = []
 
     def make(draft: LanguageModel | None = None, *, model: LanguageModel | None = None, **settings: Any) -> Engine:
-        defaults: dict[str, Any] = {"max_slots": 4, "max_model_len": 256, "controller": "fixed"}
+        defaults = {"max_slots": 4, "max_model_len": 256, "controller": "fixed", "measure_costs_s": 0.0}
         objects = ("controller_object", "proposer_object", "sampler_object")
         parts = {name: settings.pop(name) for name in objects if name in settings}
         engine = Engine(

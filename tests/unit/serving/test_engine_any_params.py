@@ -73,6 +73,7 @@ def any_settings(chance: random.Random, longest: int) -> EngineSettings:
         draft_confidence=chance.choice([0.0, 0.2]),
         proposer_options={} if proposer == "draft_model" else {"shortest": 1},
         compile=False,
+        measure_costs_s=0,
     )
 
 
@@ -121,7 +122,8 @@ def test_any_mix_of_params(
     chance, vocab = random.Random(seed), target.identity.vocab_size
     longest = chance.choice([40, 70])
     requests = any_requests(chance, vocab, longest)
-    alone = Engine(target, None, EngineSettings(max_slots=1, max_model_len=longest, compile=False, prefix_reuse=False))
+    least = EngineSettings(max_slots=1, max_model_len=longest, compile=False, prefix_reuse=False, measure_costs_s=0)
+    alone = Engine(target, None, least)
     wanted, _ = run(alone, requests)
     alone.close()
     settings = any_settings(chance, longest)

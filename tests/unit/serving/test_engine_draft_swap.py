@@ -7,6 +7,7 @@ import json
 import shutil
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.engine_builder import ProposerBuilder
+from distillspec.serving.held_models import HeldModels
 
-from .conftest import MakeEngine, prompts
+from .conftest import MakeEngine, hf_greedy, prompts
 
 PROMPT = prompts()[1]
 
@@ -187,3 +189,28 @@ def test_a_draft_that_there_is_no_memory_for_is_refused_and_freed(
         engine.load_draft(folders[1])
     gc.collect()
     assert [ref() for ref in built] == [None]
+
+
+@pytest.mark.parametrize("place", ["distillspec.serving.engine_drafts.load_draft", "held"])
+def test_a_draft_that_cannot_be_read_or_packed_for_want_of_memory_is_refused(
+    target: LanguageModel,
+    draft: LanguageModel,
+    folders: list[Path],
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+) -> None:
+    engine = make_engine(draft, speculation_length=2)
+
+    def no_memory(*own: Any, **named: Any) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    if place == "held":
+        monkeypatch.setattr(HeldModels, "hold", no_memory)
+    else:
+        monkeypatch.setattr(place, no_memory)
+    with pytest.raises(ConfigError, match="does not fit into what is left of cpu's memory"):
+        engine.load_draft(folders[1])
+    monkeypatch.undo()
+    (found,) = engine.generate([PROMPT], SamplingParams(temperature=0.0, max_tokens=12))
+    assert list(found.token_ids) == hf_greedy(target, PROMPT, 12)

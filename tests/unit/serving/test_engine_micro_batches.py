@@ -56,7 +56,13 @@ def test_drafts_that_read_states_are_pipelined_too(target: LanguageModel, make_e
 def test_drawn_answers_repeat_and_several_drafts_share_steps(target: LanguageModel) -> None:
     drafts = {name: initialise_draft(DraftConfig(layers=layers), target) for name, layers in (("a", 1), ("b", 2))}
     limits = EngineSettings(
-        max_slots=8, max_model_len=256, compile=False, controller="fixed", selection="random", micro_batches=2
+        max_slots=8,
+        max_model_len=256,
+        compile=False,
+        measure_costs_s=0,
+        controller="fixed",
+        selection="random",
+        micro_batches=2,
     )
     drawn = [SamplingParams(max_tokens=20, ignore_eos=True)]
     found = []

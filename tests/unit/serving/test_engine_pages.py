@@ -159,6 +159,38 @@ def test_a_common_prefix_is_held_once_by_target_and_draft(
     engine.check_integrity()
 
 
+def test_memory_that_others_were_promised_is_not_taken_by_a_longer_prefix(make_engine: MakeEngine) -> None:
+    """Where memory is short, a request that was planned to share a running one's pages does not use a free slot's."""
+    generator = torch.Generator().manual_seed(8)
+    a, b, c, other = (torch.randint(3, 250, (n,), generator=generator).tolist() for n in (32, 32, 32, 140))
+    engine = make_engine(page_tokens=16, max_cache_tokens=320, max_slots=6, max_model_len=128, speculation_length=0)
+
+    def submit(name: str, prompt: list[int], tokens: int) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        engine.submit(Request(name, tuple(prompt), params))
+
+    done: dict[str, RequestOutput] = {}
+
+    def step() -> None:
+        done.update({output.request_id: output for output in engine.step().finished})
+        engine.check_integrity()
+
+    submit("first", [*a, 9], 40)
+    step()
+    submit("free", [*a, *b, *c], 1)
+    submit("beside", [*a, *b, 11], 50)
+    while "free" not in done:
+        step()
+    submit("unlike", other[:110], 8)
+    step()
+    submit("continued", [*a, *b, *c, 12], 8)
+    submit("short", other[110:130], 8)
+    while engine.has_work:
+        step()
+    assert {output.finish_reason for output in done.values()} == {"length"}
+    assert len(done) == 6
+
+
 def test_texts_that_share_pages_leave_one_by_one(target: LanguageModel, make_engine: MakeEngine) -> None:
     """Free texts give way while a request reads what they share with it."""
     asked = [[*HEAD, number] for number in range(20, 26)] + [[number] * 100 for number in (30, 31)] + [[*HEAD, 40]]

@@ -24,6 +24,7 @@ from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import RequestOutput
 from distillspec.serving.base.rows import RowView
+from distillspec.serving.draft_loading import draft_names
 from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.side_by_side import SideBySide
@@ -94,7 +95,7 @@ def test_each_selection_serves_with_the_default_controller(
     target: LanguageModel, drafts: dict[str, LanguageModel], make_engine: MakeEngine, selection: str
 ) -> None:
     asked = prompts(6)
-    engine = make_engine(drafts, controller="goodput", selection=selection, **TIGHT)
+    engine = make_engine(drafts, **{**TIGHT, "controller": "goodput", "selection": selection, "measure_costs_s": 0.3})
     assert engine.costs is not None
     assert list(engine.costs.members) == list(drafts)
     assert [list(output.token_ids) for output in answers(engine, asked)] == [hf_greedy_30(target, p) for p in asked]
@@ -279,6 +280,55 @@ def test_names_are_checked(
         one.load_draft(tmp_path / "b", name="b")
     with pytest.raises(ConfigError, match="no pool of drafts"):
         one.unload_draft("a")
+
+
+def test_names_of_folders_alike_are_numbered_past_those_that_there_are() -> None:
+    paths = ["x/a", "y/a", "z/a-1", "z/b", "w/a"]
+    assert draft_names(paths) == ["a-2", "a-3", "a-1", "b", "a-4"]
+
+
+def test_a_draft_called_as_the_only_one_is_does_not_join_a_pool(
+    draft: LanguageModel, target: LanguageModel, make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    save_draft(draft, tmp_path / "b", target)
+    engine = make_engine({"a": draft})
+    with pytest.raises(ConfigError, match="a draft cannot be called draft"):
+        engine.load_draft(tmp_path / "b", name="draft")
+    assert list(engine.drafts) == ["a"]
+
+
+def test_drafts_of_a_pool_whose_proposer_was_replaced_stay_as_they_are(
+    draft: LanguageModel, target: LanguageModel, make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    save_draft(draft, tmp_path / "b", target)
+    engine = make_engine({"a": draft})
+    engine.use_proposer(None)
+    with pytest.raises(ConfigError, match="the proposer was replaced"):
+        engine.load_draft(tmp_path / "b")
+    with pytest.raises(ConfigError, match="the proposer was replaced"):
+        engine.unload_draft("a")
+    assert [list(output.token_ids) for output in answers(engine, prompts(2))] == [
+        hf_greedy_30(target, prompt) for prompt in prompts(2)
+    ]
+
+
+def test_states_are_kept_as_long_as_a_draft_reads_them(
+    target: LanguageModel, drafts: dict[str, LanguageModel], make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    save_draft(drafts["states"], tmp_path / "states", target)
+    engine = make_engine(drafts, controller_object=restless(), **TIGHT)
+    assert answers(engine, prompts(2))
+    assert engine.runner.cache.features is not None
+    engine.unload_draft("states")
+    engine.step()
+    assert engine.runner.cache.state_ids == ()
+    assert engine.runner.cache.features is None
+    wanted = [hf_greedy_30(target, prompt) for prompt in prompts(4)]
+    assert [list(output.token_ids) for output in answers(engine, prompts(4))] == wanted
+    engine.load_draft(tmp_path / "states")
+    found = answers(engine, prompts(4))
+    assert [list(output.token_ids) for output in found] == wanted
+    assert any("states" in output.stats.sources for output in found)
 
 
 def test_a_draft_of_another_target_is_refused_and_the_others_serve(

@@ -25,7 +25,7 @@ from .execution.test_graphs import FakeRecorder
 
 NOISE = 0.02  # few tokens are accepted with more
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-ROOM = {"max_slots": 3, "max_model_len": 128, "prefill_chunk": 16, "compile": False}
+ROOM = {"max_slots": 3, "max_model_len": 128, "prefill_chunk": 16, "compile": False, "measure_costs_s": 0}
 
 
 class Watched:

@@ -120,13 +120,13 @@ def test_a_budget_of_one_pass_says_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_engine_measures_what_its_controller_does_not_know(draft: LanguageModel, make_engine: MakeEngine) -> None:
-    engine = make_engine(draft, controller="goodput", speculation_length=3)
+    engine = make_engine(draft, controller="goodput", speculation_length=3, measure_costs_s=0.5)
     assert engine.costs is not None
     assert engine.costs.draft is not None
     assert isinstance(engine.controller, GoodputController)
     assert engine.controller.latency == engine.costs
     for settings in ({"controller": "fixed"}, {"measure_costs_s": 0}, {"speculation_length": 0}):
-        other = make_engine(draft, **{"controller": "goodput", **settings})
+        other = make_engine(draft, **{"controller": "goodput", "measure_costs_s": 0.5, **settings})
         assert other.costs is None
         assert other.runner.passes == 0
     with pytest.raises(ConfigError, match="measure_costs_s=-1"):

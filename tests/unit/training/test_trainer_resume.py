@@ -40,6 +40,19 @@ def test_an_interrupted_run_ends_bit_for_bit_like_a_whole_one(make_trainer, tmp_
         assert all(torch.equal(value, theirs["state"][number][key]) for key, value in state.items())
 
 
+def test_a_stop_in_the_last_step_is_heard(make_trainer, tmp_path: Path) -> None:
+    whole = make_trainer(tmp_path / "whole")
+    whole.run()
+    last = make_trainer(tmp_path / "parts", **stop_at(whole.progress.step))
+    with pytest.raises(Interrupted):
+        last.run()
+    again = make_trainer(tmp_path / "parts")
+    again.resume()
+    result = again.run()
+    assert (result.progress.step, result.best) == (whole.progress.step, whole.best)
+    assert_equal_weights(again, whole)
+
+
 def test_resume_restores_torchs_generator(make_trainer, tmp_path: Path) -> None:
     first = make_trainer(tmp_path, **stop_at(2))
     with pytest.raises(Interrupted):

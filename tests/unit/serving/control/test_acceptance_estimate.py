@@ -103,6 +103,18 @@ def test_siblings_have_hazards_of_their_own() -> None:
     assert AcceptanceEstimate(2).sibling_shares().shape == (2, 0)
 
 
+def test_what_sources_without_a_model_accept_outlives_a_draft() -> None:
+    estimate = AcceptanceEstimate(2, 2)
+    for _ in range(50):
+        estimate.observe([RowResult.chain("a", 2, 1, 2)])
+        estimate.observe([RowResult.chain("a", 2, 2, 3)], ["ngram"])
+    named = estimate.hazards("ngram").tolist()
+    estimate.change_draft(None)
+    assert estimate.hazards("ngram").tolist() == named
+    assert estimate.hazards().tolist() == pytest.approx([0.6, 0.6])
+    assert estimate.chances(["a"])[0, 0, 0] == pytest.approx(0.6)
+
+
 @pytest.mark.parametrize("ratio", [0.5, 1.2, 3.0])
 def test_a_judged_draft_is_expected_to_accept_in_proportion(ratio: float) -> None:
     generator = numpy.random.default_rng(0)

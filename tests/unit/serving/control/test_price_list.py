@@ -111,7 +111,8 @@ def test_the_expected_tokens_and_seconds_are_those_of_the_plan() -> None:
     nodes = sum(tree.shape.nodes for each in found.chosen for tree in RowPlan.of(each.row, each.shape).trees)
     assert found.nodes == nodes
     assert found.expected.tokens == pytest.approx(3 + sum(each.tokens for each in found.chosen))
-    drafting_s = found.expected.drafting_s
+    drafted = [(each.row.context_tokens, each.shape.reads) for each in found.chosen if each.drafts]
+    drafting_s = COSTS.trees_s(drafted) + COSTS.draft_free_s  # of the model, and of the nodes that n-grams name
     assert found.expected.seconds == pytest.approx(COSTS.target.seconds(300, 3 + nodes, 3) + drafting_s)
     assert prices.plain(rows).goodput < found.goodput
     assert prices.price == pytest.approx(found.goodput, rel=0.03)

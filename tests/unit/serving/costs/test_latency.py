@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 
 from distillspec.errors import ConfigError
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel, draft_work
@@ -24,6 +25,20 @@ def test_costs_count_roots_and_a_draft_batch_that_shrinks() -> None:
     free = LatencyModel(latency.target, None, 0.125)
     for model, length in product((latency, free), range(4)):
         assert model.alike_s(3, 60, length) == model.step_s([10, 20, 30], [length] * 3)
+
+
+def test_a_draft_that_is_another_costs_by_its_size() -> None:
+    dear, cheap = CostTable.line(0, 0, 4.0), CostTable.line(0, 0, 1.0)
+    latency = LatencyModel(cheap, cheap, members={"a": cheap, "b": dear})
+    for change, wanted in {
+        DraftChange("b", None, "b", 0.5): 2.0,  # in its own place
+        DraftChange("new", None, "a", 3.0): 3.0,
+        DraftChange("b"): 4.0,  # gone, or nothing is known
+    }.items():
+        table = latency.changed(change).table_of(change.source)
+        assert table is not None
+        assert table.seconds(0, 1) == wanted
+    assert latency.changed(DraftChange("new", None, "a", 3.0)).table_of("a") == cheap
 
 
 def test_draft_passes_shrink_with_their_rows() -> None:

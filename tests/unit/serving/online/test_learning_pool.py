@@ -33,7 +33,13 @@ from ..conftest import prompts
 from .conftest import NAMES
 
 LIMITS = EngineConfig(
-    max_slots=8, max_model_len=256, compile=False, controller="fixed", speculation_length=2, selection="fixed"
+    max_slots=8,
+    max_model_len=256,
+    compile=False,
+    measure_costs_s=0,
+    controller="fixed",
+    speculation_length=2,
+    selection="fixed",
 )
 
 

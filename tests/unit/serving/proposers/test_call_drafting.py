@@ -161,7 +161,7 @@ def test_trees_are_those_of_levels(kind: str, policies: str, shapes: str) -> Non
     assert all(len(tree) == shape.nodes for tree, shape in zip(calls[1], SHAPES[shapes] * 3, strict=True))
 
 
-@pytest.mark.parametrize(("width", "taken"), [(40, True), (63, True), (64, False)])
+@pytest.mark.parametrize(("width", "taken"), [(40, True), (63, True), (64, False), (70, False)])
 def test_many_readers_of_one_level(width: int, taken: bool) -> None:
     """More than attention takes at once, as many as a word has bits, and more."""
     target, draft = draft_of("eagle", torch.float32)
@@ -203,7 +203,7 @@ def test_distributions_where_siblings_end_early(kind: str) -> None:
         torch.testing.assert_close(found[1][place], found[0][place], atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["tokens", "eagle"])
+@pytest.mark.parametrize("kind", ["tokens", "eagle", "hydra", "block"])
 def test_nothing_is_drafted_behind_a_stop_token(kind: str) -> None:
     target, draft = draft_of(kind, torch.float32)
     vocab, stop = target.identity.vocab_size, frozenset(range(0, 300, 2))
@@ -235,11 +235,14 @@ def test_siblings_end_where_no_probability_is_left() -> None:
     ],
 )
 def test_what_is_left_to_other_ways(params: SamplingParams, topk: bool, taken: bool) -> None:
+    """Others of the step are drafted in one call all the same."""
     target, draft = draft_of("tokens", torch.float32)
     model = model_of(draft, target.identity.vocab_size, in_one_call=True, topk=topk)
-    calls = counted(model)
-    grown(model, SHAPES["siblings"], [PLAIN, params, GREEDY])
-    assert len(calls) == (3 if taken else 0)
+    rows, run = list[int](), model.in_one_call.draft
+    model.in_one_call.draft = lambda own, texts: rows.append(len(own)) or run(own, texts)  # type: ignore[method-assign, func-returns-value]
+    found = grown(model, SHAPES["siblings"], [PLAIN, params, GREEDY])
+    assert rows == [3 if taken else 2] * 3
+    assert all(len(tree) == 6 for tree in found)
 
 
 @pytest.mark.parametrize(("surer_than", "taken"), [(0.0, True), (1e-9, False)])
@@ -253,8 +256,9 @@ def test_levels_that_may_be_left_out_are_left_to_other_ways(surer_than: float, t
     assert len(calls) == (3 if taken else 0)
 
 
-def test_a_row_of_nan_keeps_the_levels_before_and_others_go_on() -> None:
-    target, draft = draft_of("tokens", torch.float32)
+@pytest.mark.parametrize("kind", ["tokens", "truncated hydra", "truncated block"])
+def test_a_row_of_nan_keeps_the_levels_before_and_others_go_on(kind: str) -> None:
+    target, draft = draft_of.__wrapped__(kind, torch.float32)
     model = model_of(draft, target.identity.vocab_size, in_one_call=True)
     whole = grown(model, SHAPES["trees"], [GREEDY] * 3)[:3]
     behind = whole[1].tokens[0]  # row 1 reads it at its second level

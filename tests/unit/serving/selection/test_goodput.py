@@ -88,6 +88,51 @@ def test_a_better_version_of_a_draft_is_found_within_two_hundred_requests() -> N
     assert world.share("b", "x", 20) > 0.9
 
 
+@pytest.mark.parametrize("acceptance", [None, 30.0])
+def test_a_collapsed_draft_is_found_again_once_it_is_mended(acceptance: float | None) -> None:
+    """Loaded anew, without a word of how good it is, and promoted with its ratio to the old one."""
+    chances = {"a": {"x": 0.6}, "b": {"x": 0.02}}
+    world = World(GoodputSelection(parts()), chances)
+    for _ in range(150):
+        world.serve("x")
+    assert world.share("a", "x", 50) > 0.9
+    chances["b"]["x"] = 0.8
+    world.selection.draft_changed(DraftChange("b", acceptance))
+    for _ in range(220):
+        world.serve("x")
+    assert world.share("b", "x", 20) > 0.9
+
+
+def test_a_trial_is_believed_in_and_a_mended_draft_is_believed_anew() -> None:
+    """What is expected of a draft on trial might let it draft nothing, and then nothing is learnt of it."""
+    selection, chances = GoodputSelection(parts()), {"a": {"x": 0.7}, "b": {"x": 0.02}}
+    world = World(selection, chances)
+    for _ in range(60):
+        world.serve("x")
+    selection.draft_changed(DraftChange("b"))
+    trials, others = list[float](), list[float]()
+    for number in range(100):
+        alone = [row(f"alone {number}/0", domain="x")]
+        (chosen,) = selection.choose(alone).values()
+        (trials if selection.on_trial else others).append(*selection.beliefs.values())
+        assert (chosen == "b") == bool(selection.on_trial)
+    assert len(trials) > 5
+    assert len(others) > 5
+    assert min(trials) > 0.9 * min(others)
+    selection.draft_changed(DraftChange("a", 0.3))
+    selection.choose(alone)
+    (believed,) = selection.beliefs.values()
+    assert (believed < 0.5 * min(others)) == (chosen == "a")
+
+
+def test_a_row_that_nothing_can_draft_for_has_no_draft_and_keeps_its_own() -> None:
+    selection = GoodputSelection(parts())
+    (chosen,) = selection.choose([row("1/0")]).values()
+    resting = row("1/0", written=1)._replace(limit=0, others=())
+    assert selection.choose([resting]) == {"1/0": None}
+    assert selection.choose([row("1/0", written=2)]) == {"1/0": chosen}
+
+
 def test_a_running_answer_leaves_a_draft_that_its_own_tokens_are_rejected_of() -> None:
     """What is known of all requests speaks for a, and this one's text against it."""
     chances = {"a": {"x": 0.7}, "b": {"x": 0.5}}
@@ -116,5 +161,5 @@ def test_a_draft_that_cannot_draft_for_a_row_is_not_chosen() -> None:
     other = "b" if chosen == "a" else "a"
     assert selection.choose([row("1/0", (other,), written=1)]) == {"1/0": other}
     unable = row("1/0", written=2)._replace(limit=0, others=())
-    assert selection.choose([unable]) == {"1/0": other}
+    assert selection.choose([unable]) == {"1/0": None}
     assert BatchView((unable,)).rows[0].limit == 0

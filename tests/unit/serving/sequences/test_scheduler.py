@@ -109,6 +109,14 @@ def test_priorities_come_first_and_preempt_the_last_of_the_less_urgent() -> None
     assert plan.admit == ("urgent",)
 
 
+def test_an_urgent_request_does_not_wait_for_a_less_urgent_ones_prompt() -> None:
+    long = sequence("long", priority=1, prompt=50, status=Status.PREFILL, slot=0)
+    plan = plan_step([sequence("urgent", arrival=9)], [long], LIMITS)
+    assert (plan.preempt, plan.admit) == ((), ("urgent",))
+    assert plan.prefill == (Chunk("urgent", 10), Chunk("long", 22))
+    assert plan_step([sequence("alike", arrival=9, priority=1)], [long], LIMITS).admit == ()
+
+
 def test_what_does_not_fit_the_cache_is_preempted_the_last_first_and_the_first_never() -> None:
     tight = Limits(slots=3, max_len=64, cache_tokens=40, prefill_chunk=32, lookahead=4)
     slots = [running("a", 0, output=10), running("b", 1, output=10)]
@@ -200,6 +208,7 @@ def test_a_prompt_that_running_sequences_hold_needs_room_for_the_rest_alone() ->
     waiting = [sequence("w", arrival=9, priority=1)]
     assert plan_step(waiting, [first, late], limits).preempt == ("b",)
     held = Held(shareable=lambda rows: 8 * (first in rows))
-    assert plan_step(waiting, [first, late], limits, held=held) == SchedulePlan((), ("w",), (Chunk("w", 10),))
+    shares = SchedulePlan((), ("w",), (Chunk("w", 10),), frozenset("w"))
+    assert plan_step(waiting, [first, late], limits, held=held) == shares
     lost = Held(shareable=lambda rows: 8 * (late in rows))
     assert plan_step(waiting, [first, late], limits, held=lost).preempt == ("b",), "it is no help: it may have to go"

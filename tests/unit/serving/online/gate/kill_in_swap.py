@@ -69,7 +69,7 @@ def _gatekeeper(root: Path, target: LanguageModel, reached: Callable[[str], None
     serving = registry.boot()
     assert serving is not None
     draft = load_pretrained(str(serving.path), target, target.dtype)
-    engine = Engine(target, draft, EngineSettings(max_slots=1, max_model_len=64, compile=False))
+    engine = Engine(target, draft, EngineSettings(max_slots=1, max_model_len=64, compile=False, measure_costs_s=0))
     judged = registry.judged
 
     def swap(version: Version, acceptance: float | None) -> None:

@@ -12,7 +12,7 @@ from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.requests import CompletionOutput, RequestOutput, RequestStats
 from distillspec.serving.base.rows import BatchView
 from distillspec.serving.server.bridge.engine_thread import StepReport
-from distillspec.serving.server.observability.telemetry import Telemetry
+from distillspec.serving.server.observability.telemetry import VERSIONS, Telemetry
 from distillspec.serving.step.output import StepOutput
 
 from ..conftest import Serve
@@ -32,6 +32,18 @@ def finished(tokens: int, first_s: float, total_s: float) -> RequestOutput:
     stats = RequestStats(first_token_s=first_s, finished_s=total_s)
     answer = CompletionOutput(0, tuple(range(tokens)), "", "length", None, None, None, stats)
     return RequestOutput("a", (1,), (answer,))
+
+
+def test_old_versions_are_forgotten_before_one_that_is_used() -> None:
+    telemetry = Telemetry(slots=2)
+    for number in range(2 * VERSIONS):
+        used = {"a": "steady", "b": f"v{number}"}
+        telemetry.observe_step(step({"a": (1, 2), "b": (0, 1)}, used))
+    known = telemetry.state()["acceptance"]
+    assert len(known) == VERSIONS
+    assert known["steady"]["tried"] == 2 * 2 * VERSIONS
+    assert f"v{2 * VERSIONS - 1}" in known
+    assert "v0" not in known
 
 
 def test_the_drafts_in_use_are_judged_together() -> None:

@@ -6,8 +6,11 @@ import pytest
 
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.rows import BatchView, Option, RowView
+from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
+from distillspec.serving.control.choice import EXPLORE_EVERY, Choice
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.reading import PAYS_BACK, readable, steps_to_pay
+from distillspec.serving.control.price_list import PriceList
+from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -17,11 +20,6 @@ MANY = 10_000
 
 def rows(unread: int, left: int, count: int = 4) -> tuple[RowView, ...]:
     return tuple(RowView(str(place), 300, 4, unread_tokens=unread, left=left) for place in range(count))
-
-
-def test_reading_pays_in_no_more_steps_than_an_answer_has() -> None:
-    assert steps_to_pay(MANY, 2.0) == PAYS_BACK
-    assert steps_to_pay(10, 2.0) == 5.0
 
 
 @pytest.mark.parametrize(
@@ -50,10 +48,17 @@ def test_one_answer_that_ends_soon_keeps_no_other_from_drafting() -> None:
 
 
 def test_a_longer_plan_to_learn_costs_from_reads_no_text() -> None:
-    own = [RowView("read", 300, 4, unread_tokens=2), RowView("behind", 300, 4, unread_tokens=200)]
-    assert readable(own, [1, 0]) == [1, 0]
-    assert readable(own, [1, 2]) == [1, 1]
-    assert readable([own[1]._replace(drafted_by_model=False)], [0]) == [1]
+    def explored(behind: RowView) -> list[int]:
+        own = [RowView("read", 300, 4, unread_tokens=2), behind]
+        prices = PriceList(own, 4, AcceptanceEstimate(4), COSTS, trees=None)
+        best = prices.chains(own, [1, 0])
+        mode, plan = Choice(own, prices, SpeculationPolicy(), EXPLORE_EVERY).of(best, prices.plain(own))
+        assert mode == "exploring"
+        return plan.depths
+
+    assert explored(RowView("behind", 300, 4, unread_tokens=200)) == [2, 0]
+    assert explored(RowView("near", 300, 4, unread_tokens=2)) == [2, 1]
+    assert explored(RowView("without a model", 300, 4, False, unread_tokens=200)) == [2, 1]
 
 
 def test_a_draft_beside_named_nodes_reads_no_text_that_ends_soon() -> None:

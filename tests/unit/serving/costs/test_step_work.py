@@ -7,8 +7,8 @@ from distillspec.serving.base.plans import Plan, RowPlan
 from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.shape import PlannedTree, TreeShape, chain_of
 from distillspec.serving.base.tree import NGRAM
-from distillspec.serving.control.decision import work_of
 from distillspec.serving.costs.live_latency import RowWork
+from distillspec.serving.costs.step_work import work_of
 
 WIDE = TreeShape.full((2, 1))  # two tokens, one behind each
 

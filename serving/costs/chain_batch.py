@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import numpy
 
-from distillspec.serving.base.rows import RowView
-from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.drafted import Bools, DraftedCosts, Ints
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import Floats
@@ -23,7 +21,6 @@ class Expected(NamedTuple):
 
     tokens: float  # those of the target included
     seconds: float
-    drafting_s: float = 0.0  # of `seconds`
 
     @property
     def goodput(self) -> float:
@@ -58,30 +55,6 @@ class ChainBatch:
         seconds = self.latency.target.seconds(float(self.contexts.sum()), rows, rows)
         self.plain = Expected(rows, max(seconds, LEAST_S))
 
-    @classmethod
-    def of(
-        cls,
-        rows: Sequence[RowView],
-        most: int,
-        acceptance: AcceptanceEstimate,
-        latency: LatencyModel,
-        prefill_tokens: int = 0,
-    ) -> ChainBatch:
-        """Return the batch of rows that their own sources draft for, up to `most` tokens each."""
-        own = [(row.at_once, row.source) if row.drafted_by_model else None for row in rows]
-        sources = dict.fromkeys([source for source in own if source is not None])
-        costs = [latency.of_draft(*source) for source in sources] or [latency]
-        masks = [numpy.array([each == source for each in own]) for source in (*sources, None)]
-        return cls(
-            acceptance.of_rows(rows)[..., 0].cumprod(1),
-            numpy.array([min(row.limit, most) for row in rows], dtype=numpy.int64),
-            numpy.array([row.context_tokens for row in rows], dtype=numpy.int64),
-            costs[0],
-            prefill_tokens,
-            numpy.array([row.drafted_by_model for row in rows], dtype=bool),
-            list(zip([*costs, latency], masks, strict=True)) if len(costs) > 1 else None,
-        )
-
     @cached_property
     def _costs(self) -> list[tuple[DraftedCosts, Bools]]:
         """Costs of each draft, and its rows."""
@@ -110,5 +83,4 @@ class ChainBatch:
             own = lengths * rows
             drafting_s += costs.of(own) - costs.target_s[own.sum(1)]
         seconds = self.plain.seconds + self._costs[0][0].target_s[lengths.sum(1)] + drafting_s
-        columns = tokens.tolist(), seconds.tolist(), drafting_s.tolist()
-        return list(map(Expected, *columns))
+        return list(map(Expected, tokens.tolist(), seconds.tolist()))

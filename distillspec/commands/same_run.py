@@ -1,0 +1,59 @@
+"""A training run that goes on in its folder: what it holds is kept, so other settings for that are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+
+from distillspec.commands.run_folder import CONFIG
+from distillspec.config import TrainCommand
+from distillspec.data.folder import DataFolder
+from distillspec.data.shards import is_whole
+from distillspec.errors import ConfigError
+from distillspec.training.checkpoint import has_checkpoint
+
+BEFORE = "before.json"  # figures of the untrained draft
+TEXT = ("target.path", "seed", "sampling.", "data.")  # settings of the text
+DRAFT = ("draft.", "train.eval_max_prompts", "evaluation.max_gamma")  # of the untrained draft, and of what is compared
+FREE = ("data.generator", "data.batch_slots", "data.shard_sequences")  # change how text is written, not what
+
+
+def check_same_run(config: TrainCommand, folder: Path) -> None:
+    """Refuse to go on in a folder that holds the text or the draft of other settings, before anything is written.
+
+    Raises:
+        ConfigError: names the setting, or the run that is there.
+    """
+    if not (folder / CONFIG).is_file():
+        return
+    if config.resume is None and has_checkpoint(folder / "checkpoints"):
+        raise ConfigError(f"{folder} holds a run already; continue it with resume={folder}, or name another folder")
+    before, now = _values(OmegaConf.load(folder / CONFIG)), _values(OmegaConf.structured(config))
+    for name in before.keys() & now.keys():
+        if before[name] != now[name] and _is_settled(name, folder):
+            raise ConfigError(
+                f"{name}={now[name]}: {folder} was made with {before[name]}; begin a new run for another value"
+            )
+
+
+def _is_settled(name: str, folder: Path) -> bool:
+    """Return True for a setting of what the folder holds already."""
+    text, began = DataFolder(folder / "data"), (folder / BEFORE).is_file()
+    if name == "data.max_minutes":
+        return began or is_whole(text.samples)
+    settled = [*(TEXT if began or text.has_prompts else ()), *(DRAFT if began else ())]
+    return name not in FREE and any(name == own or (own.endswith(".") and name.startswith(own)) for own in settled)
+
+
+def _values(settings: Any) -> dict[str, Any]:
+    return _flat(cast(dict[str, Any], OmegaConf.to_container(settings)))
+
+
+def _flat(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Return values by dotted names. Lists are values."""
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        values |= _flat(value, f"{above}{name}.") if isinstance(value, dict) and value else {f"{above}{name}": value}
+    return values
