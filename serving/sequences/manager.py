@@ -139,7 +139,7 @@ class SequenceManager:
             self.admit(self.unfinished[sequence_id], now, shares=sequence_id in schedule.sharing)
 
     def admit(self, sequence: SequenceState, now: float, *, shares: bool = False) -> None:
-        """Give a waiting sequence a slot, with the longest prefix of its tenant's (`shares`: in running ones' slots)."""
+        """Give a waiting sequence a slot, with its tenant's longest prefix (`shares`: in running ones' slots)."""
         tokens = reservation(sequence, self.limits)
         prefix = self.prefixes.for_admission(sequence, tokens, shares=shares)
         taken = self.pool.take(sequence.id, tokens, self.prefixes.salt(sequence), prefix)
