@@ -13,6 +13,7 @@ from distillspec.data.folder import DataFolder
 from distillspec.data.shards import is_whole
 from distillspec.errors import ConfigError
 from distillspec.training.checkpoint import has_checkpoint
+from distillspec.training.tracking import flat
 
 BEFORE = "before.json"  # figures of the untrained draft
 TEXT = ("target.path", "seed", "sampling.", "data.")  # settings of the text
@@ -48,12 +49,5 @@ def _is_settled(name: str, folder: Path) -> bool:
 
 
 def _values(settings: Any) -> dict[str, Any]:
-    return _flat(cast(dict[str, Any], OmegaConf.to_container(settings)))
-
-
-def _flat(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Return values by dotted names. Lists are values."""
-    values: dict[str, Any] = {}
-    for name, value in settings.items():
-        values |= _flat(value, f"{above}{name}.") if isinstance(value, dict) and value else {f"{above}{name}": value}
-    return values
+    """Return values by dotted names."""
+    return flat(cast(dict[str, Any], OmegaConf.to_container(settings)))

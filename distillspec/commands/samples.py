@@ -92,7 +92,7 @@ def _sample_into(
     config: DataConfig,
     seed: int,
 ) -> None:
-    limit_s = None if config.max_minutes is None else 60 * config.max_minutes
+    limit_s = None if config.max_minutes is None else max(0.0, 60 * config.max_minutes - writer.spent_s)
     shares = [
         (generator, [p for p in share if p.id not in writer.done_ids])
         for generator, share in share_prompts(config, target, draft, prompts, seed)
@@ -101,7 +101,8 @@ def _sample_into(
     left = 0
     with progress(f"sampling {len(prompts)} responses ({config.source})") as line:
         meter = TokenMeter(line, sum(sizes) * config.max_new_tokens, limit_s)
-        for turn, ((generator, share), deadline) in enumerate(zip(shares, _deadlines(config, sizes), strict=True)):
+        deadlines = _deadlines(config, sizes, writer.spent_s)
+        for turn, ((generator, share), deadline) in enumerate(zip(shares, deadlines, strict=True)):
             if turn and deadline is not None and deadline <= time.monotonic():
                 left += len(share)  # answers of one token teach nothing
             elif generator is not None:
@@ -154,7 +155,7 @@ def _score_into(
     waiting = [sample for sample in fixed if sample.prompt_id not in writer.done_ids]
     done = 0
     with progress(f"scoring {len(waiting)} fixed responses") as line:
-        for done in _score_in_lots(writer, waiting, target, config, seed, _deadline(config)):
+        for done in _score_in_lots(writer, waiting, target, config, seed, _deadline(config, writer.spent_s)):
             line.update(done / len(waiting), f"{done} of {len(waiting)}")
     _close(writer, len(waiting) - done, config)
 
@@ -184,17 +185,21 @@ def _close(writer: ShardWriter, left: int, config: DataConfig) -> None:
     writer.flush(complete=True)
 
 
-def _deadlines(config: DataConfig, sizes: Sequence[int]) -> Iterator[float | None]:
+def _deadlines(config: DataConfig, sizes: Sequence[int], spent_s: float) -> Iterator[float | None]:
     """Yield the `_deadline` of each share of the prompts, when its turn comes.
 
     The time that is left is divided by numbers of prompts, so what a share does not use goes to the next ones.
     """
-    end = _deadline(config)
+    end = _deadline(config, spent_s)
     for turn, size in enumerate(sizes):
         now = time.monotonic()
         yield None if end is None else now + (end - now) * size / max(1, sum(sizes[turn:]))
 
 
-def _deadline(config: DataConfig) -> float | None:
-    """Return the end of sampling or scoring in seconds of `time.monotonic`, None without a limit."""
-    return None if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
+def _deadline(config: DataConfig, spent_s: float) -> float | None:
+    """Return the end of sampling or scoring in seconds of `time.monotonic`, None without a limit.
+
+    Args:
+        spent_s: what an interrupted run has taken already.
+    """
+    return None if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes - spent_s

@@ -7,6 +7,7 @@ of a shard are those of `shard_schema`.
 from __future__ import annotations
 
 import json
+import time
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
@@ -45,7 +46,9 @@ class ShardWriter:
         self.shard_sequences = shard_sequences
         self._pending: list[Sample] = []
         self._written: dict[str, Any] | None = None  # the manifest on disk
+        self._opened = time.monotonic()
         self._manifest = self._open(json.loads(json.dumps(key)))
+        self.spent_s = float(self._manifest.get("seconds", 0.0))  # on the folder, before it was opened now
         self.done_ids = {
             own["prompt_id"] for shard in self._manifest["shards"] for own in _metadata_of(folder / shard["file"])
         }
@@ -60,6 +63,8 @@ class ShardWriter:
 
         Nothing is written where nothing is new: a finished folder may be one that cannot be written to.
         """
+        if self._pending or complete != self._manifest["complete"]:
+            self._manifest["seconds"] = self.spent_s + time.monotonic() - self._opened
         if self._pending:
             name = f"shard-{self._next_number():05d}.safetensors"
             write_atomic(self.folder / name, lambda temporary: _save(self._pending, temporary))

@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 
 from distillspec.cli import main as distill
+from distillspec.config import TargetConfig
+from distillspec.models import load_target
+from distillspec.models.features import default_state_ids
 from distillspec.recipes.arguments import add_common, check_prompts, names_of
 from distillspec.recipes.distillspec.cells import resumable
 from distillspec.recipes.kinds.elsewhere import cells
 from distillspec.recipes.kinds.results import figures_of, summary_of, write_results
-from distillspec.recipes.kinds.study import FIRST, KINDS, Study
+from distillspec.recipes.kinds.study import FIRST, HEADS, KINDS, Study
 
 
 def main() -> int:
@@ -66,7 +69,14 @@ def _study() -> Study:
         words,
         options.elsewhere,
         options.temperatures,
+        states_read(options.target) if set(kinds) & set(HEADS) else (),
     )
+
+
+def states_read(target: str) -> tuple[int, ...]:
+    """Return the target's states that all kinds read: one whose states are not recorded spends its minutes on them."""
+    model = load_target(TargetConfig(path=target, device="cpu"))
+    return *default_state_ids(model), len(model.layers)
 
 
 def files(text: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "features": ("draft=pruned", "draft.layers=3", "draft.features=true"),
     TOKENS: ("draft=pruned", "draft.layers=3"),
 }
+HEADS = ("hydra", "medusa")  # read the target's last state
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Study:
         words: further settings of every run. Those that choose the training text go to the first run alone.
         elsewhere: further prompt files that the best kind and the tokens' one are judged on.
         temperatures: other ones that these are judged at, on the study's own prompts.
+        states: of the target, to be recorded with the text. (): those that the first kind reads.
     """
 
     root: Path
@@ -41,6 +43,7 @@ class Study:
     words: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = ()
+    states: tuple[int, ...] = ()
 
     def folder(self, kind: str) -> Path:
         """Return the run folder of a kind."""
@@ -57,6 +60,7 @@ class Study:
             *KINDS[kind],
             text,
             *([f"data.max_minutes={self.text_minutes:g}"] if first else []),
+            *([f"data.state_ids={list(self.states)}".replace(" ", "")] if first and self.states else []),
             f"train.max_minutes={self.minutes:g}",
             "evaluation.measure_speedup=true",
             *(word for word in self.words if first or word.startswith(JUDGED) or not word.startswith("data.")),

@@ -188,5 +188,6 @@ def _ended_by_bad_word(sequence: SequenceState, drafted: tuple[int, ...]) -> lis
     if not words:
         return []
     longest = max(len(word) for word in words)
-    recent = (sequence.output_ids[-longest:] + list(drafted))[-longest:]
+    written = sequence.tokens[max(sequence.prompt_length, len(sequence.tokens) - longest) :]
+    recent = (written + list(drafted))[-longest:]
     return [word[-1] for word in words if len(word) == 1 or recent[-(len(word) - 1) :] == list(word[:-1])]

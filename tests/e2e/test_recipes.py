@@ -56,6 +56,7 @@ def test_kinds_learn_from_the_same_text_and_are_compared(
         assert each["measured"]["tau"] >= 1
     folders = [json.loads(Path(f"out/{kind}/summary.json").read_text()) for kind in found]
     assert len({summary["after"]["positions"] for summary in folders}) == 1, "judged on the same answers"
+    assert capsys.readouterr().out.count("100% recorded with the text") == 3, "heads read another state, recorded too"
     assert Path("out/kinds.png").stat().st_size > 1000
     written = Path("out/eagle/summary.json").stat().st_mtime_ns
     capsys.readouterr()

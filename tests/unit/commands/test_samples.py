@@ -13,6 +13,7 @@ import torch
 
 from distillspec.commands import samples
 from distillspec.config import DataConfig, DraftConfig
+from distillspec.data import shards
 from distillspec.data.collect import score
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import PromptSet
@@ -45,6 +46,32 @@ def test_scoring_ends_at_its_limit_and_is_not_taken_up_again(
     assert len(made) == 2 * samples.SCORED_TOGETHER
     assert "left out 36 responses: data.max_minutes=1 were over" in capsys.readouterr().out
     assert len(samples.prepare_samples(config, target, folder, 0)) == len(made)
+    assert now == [80.0]
+
+
+def test_an_interruption_does_not_begin_the_minutes_anew(
+    target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, plain, lots = [0.0], samples.score, list[int]()
+
+    def slow(*args):
+        if len(lots) == 1:
+            lots.append(0)
+            raise KeyboardInterrupt
+        lots.append(len(args[0]))
+        now[0] += 40.0
+        return plain(*args)
+
+    for module in (samples, shards):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(samples, "score", slow)
+    folder = DataFolder(tmp_path)
+    folder.write_prompts(PromptSet(tuple(Prompt(str(i), (1, 30 + i), response="ab") for i in range(200)), ()))
+    lot = samples.SCORED_TOGETHER
+    config = DataConfig(source="fixed", prompts="f.jsonl", max_minutes=1.0, signal_entries=4, shard_sequences=lot)
+    with pytest.raises(KeyboardInterrupt):
+        samples.prepare_samples(config, target, folder, 0)
+    assert len(samples.prepare_samples(config, target, folder, 0)) == 2 * lot
     assert now == [80.0]
 
 
