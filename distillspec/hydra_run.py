@@ -7,7 +7,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from distillspec.errors import ConfigError, Interrupted, RunError, Terminated, i
 from distillspec.files import DISK_FULL, write_text
 
 SWEEP_RECORD = "multirun.yaml"
+SETTINGS = (".hydra/overrides.yaml", ".hydra/config.yaml", "config.yaml", "provenance.json")  # of a run
 HOUSEKEEPING = {".hydra", "config.yaml", "provenance.json"}
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 # Sizes of batches, of training, of logits at a time, of text that is written, of a server.
@@ -90,7 +91,7 @@ def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Pat
     register_choices()
     used = _used_before(overrides)
     here = [] if folder is None else [f"hydra.run.dir={_quoted(folder)}"]
-    with _as_arguments([*overrides, *here]), _unchanged_if_refused(folder, failures):
+    with _as_arguments([*overrides, *here]), _unchanged_if_refused(used if folder is None else [folder], failures):
         try:
             hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=command)(task)()
         except OSError as error:
@@ -109,10 +110,16 @@ def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Pat
 
 def _out_of_memory(command: str, config: Any, output: Path) -> str:
     """Return the line for a run that found no memory, with the settings to lower."""
-    settings = [name for name in SIZES if OmegaConf.select(OmegaConf.structured(config), name) is not None]
+    known = OmegaConf.structured(config)
+    other = "engine.max_slots" if OmegaConf.select(known, "data.generator") == "slots" else "data.batch_slots"
+    settings = [name for name in SIZES if name != other and _has(known, name)]
     lower = f"; lower {', '.join(settings)}" if settings else ""
     goes_on = f", and continue with distill {command} resume={shlex.quote(_from_here(output))}"
     return f"out of memory{lower}{goes_on if hasattr(config, 'resume') else ''}"
+
+
+def _has(settings: Any, name: str) -> bool:
+    return OmegaConf.select(settings, name, default=settings) is not settings
 
 
 @contextmanager
@@ -131,13 +138,14 @@ def _as_arguments(overrides: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _unchanged_if_refused(folder: Path | None, failures: list[BaseException]) -> Iterator[None]:
-    """Restore a resumed run's overrides if the new ones are refused."""
-    saved = None if folder is None else folder / ".hydra" / "overrides.yaml"
-    before = None if saved is None else saved.read_text()
+def _unchanged_if_refused(folders: Sequence[Path], failures: list[BaseException]) -> Iterator[None]:
+    """Restore the settings that runs in these folders were begun with, if the new ones are refused."""
+    files = [folder / name for folder in folders for name in SETTINGS]
+    before = {file: file.read_text() for file in files if file.is_file()}
     yield
-    if saved is not None and before is not None and any(isinstance(error, ConfigError) for error in failures):
-        write_text(saved, before)
+    if any(isinstance(error, ConfigError) for error in failures):
+        for file, text in before.items():
+            write_text(file, text)
 
 
 def _used_before(overrides: list[str]) -> list[Path]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from distillspec.config.engine import EngineConfig
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, is_out_of_memory
 from distillspec.models import LanguageModel
 from distillspec.models.checkpoint import check_target
 from distillspec.models.features import check_feature_ids
@@ -71,14 +71,14 @@ class EngineDrafts:
         check_servable(draft, self.cache.max_len)
         check_feature_ids(self.target, draft.state_ids)
         others = [model for own, model in self.loaded.items() if own != source]
-        states = dict.fromkeys([*self.executor.runner.cache.state_ids, *draft.state_ids])  # those held stay
-        check_draft_fits(
-            self.settings, self.target, self.loaded.get(source), draft, self.cache, list(states), others=others
-        )
+        states, held = kept_states(self.settings, [*others, draft]), self.executor.runner.cache.state_ids
+        states = held if states and set(draft.state_ids) <= set(held) else states  # see `_keep_states`
+        check_draft_fits(self.settings, self.target, self.loaded.get(source), draft, self.cache, states, others=others)
         return self.use(draft, None, source, acceptance)
 
     def use(self, draft: LanguageModel, version: str | None, source: str, acceptance: float | None) -> str:
         """Draft with a loaded model, unchecked, from the next step on. Return its version (default: weights' hash)."""
+        self._check_pool_serves()
         version = version_of(draft) if version is None else version
         with refusing_out_of_memory(version, draft.device):
             self.models.hold(draft, exact=False)
@@ -93,6 +93,9 @@ class EngineDrafts:
                 raise
 
         def switch() -> None:
+            if not self._serves:  # replaced since
+                log.error("%s is not used: the proposer was replaced", source)
+                return self._free(draft)
             old = self.loaded.get(source)
             self.loaded[source] = draft
             self._keep_states(draft)
@@ -120,7 +123,7 @@ class EngineDrafts:
         self._check_pool_serves()
 
         def switch() -> None:
-            if (old := self.loaded.pop(name, None)) is None:
+            if not self._serves or (old := self.loaded.pop(name, None)) is None:
                 return
             self._pool.remove(name)
             self._drop_states()
@@ -133,19 +136,23 @@ class EngineDrafts:
 
     @property
     def _pool(self) -> SideBySide:
-        assert isinstance(self.executor.proposer, SideBySide), "the pool's proposer was replaced by hand"
+        assert isinstance(self.executor.proposer, SideBySide)
         return self.executor.proposer
+
+    @property
+    def _serves(self) -> bool:
+        """False for a pool that is not asked."""
+        return not self.pooled or isinstance(self.executor.proposer, SideBySide)
 
     def _check_pool_serves(self) -> None:
         """Refuse to change drafts that are not asked: the proposer was replaced by hand."""
-        if not isinstance(self.executor.proposer, SideBySide):
+        if not self._serves:
             raise ConfigError("the proposer was replaced (use_proposer), so drafts cannot be loaded or unloaded")
 
     def _source(self, path: str | Path, name: str | None) -> str:
         if self.pooled:
             source = name or draft_name(path)
             check_pool(self.settings, {**self.loaded, source: self.target})
-            self._check_pool_serves()
             return source
         if name is not None:
             raise ConfigError(f"{name}={path}: this engine has one draft; start it with drafts=[…] to have several")
@@ -195,7 +202,9 @@ def refusing_out_of_memory(name: str, device: torch.device) -> Iterator[None]:
     """Turn what there is no memory for into a refusal of the draft `name`."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise ConfigError(
             f"{name} does not fit into what is left of {device}'s memory (the old draft stays)"
         ) from error

@@ -18,7 +18,12 @@ from distillspec.training.tracking import flat
 BEFORE = "before.json"  # figures of the untrained draft
 TEXT = ("target.path", "seed", "sampling.", "data.")  # settings of the text
 DRAFT = ("draft.", "train.eval_max_prompts", "evaluation.max_gamma")  # of the untrained draft, and of what is compared
-FREE = ("data.generator", "data.batch_slots", "data.shard_sequences")  # change how text is written, not what
+PATHS = ("target.path", "data.prompts", "data.cache", "draft.path")  # what they name may have moved since
+# Settings of how text is written, not of what, and of text that is still to be written.
+FREE = (
+    *("data.generator", "data.batch_slots", "data.shard_sequences"),
+    *("data.refresh_steps", "data.refresh_keep", "data.refresh_prompts"),
+)
 
 
 def check_same_run(config: TrainCommand, folder: Path) -> None:
@@ -32,8 +37,8 @@ def check_same_run(config: TrainCommand, folder: Path) -> None:
     if config.resume is None and has_checkpoint(folder / "checkpoints"):
         raise ConfigError(f"{folder} holds a run already; continue it with resume={folder}, or name another folder")
     before, now = _values(OmegaConf.load(folder / CONFIG)), _values(OmegaConf.structured(config))
-    for name in before.keys() & now.keys():
-        if before[name] != now[name] and _is_settled(name, folder):
+    for name in sorted(before.keys() & now.keys()):
+        if before[name] != now[name] and _is_settled(name, folder) and not _has_moved(name, before[name], now[name]):
             raise ConfigError(
                 f"{name}={now[name]}: {folder} was made with {before[name]}; begin a new run for another value"
             )
@@ -46,6 +51,14 @@ def _is_settled(name: str, folder: Path) -> bool:
         return began or is_whole(text.samples)
     settled = [*(TEXT if began or text.has_prompts else ()), *(DRAFT if began else ())]
     return name not in FREE and any(name == own or (own.endswith(".") and name.startswith(own)) for own in settled)
+
+
+def _has_moved(name: str, before: str, now: str) -> bool:
+    """Return True for a path in place of one that is not there any more, or of the same file."""
+    if name not in PATHS or "None" in (before, now):
+        return False
+    old, new = Path(before).expanduser(), Path(now).expanduser()
+    return not old.exists() or (new.exists() and old.samefile(new))
 
 
 def _values(settings: Any) -> dict[str, Any]:

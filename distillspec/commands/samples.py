@@ -103,7 +103,7 @@ def _sample_into(
         meter = TokenMeter(line, sum(sizes) * config.max_new_tokens, limit_s)
         deadlines = _deadlines(config, sizes, writer.spent_s)
         for turn, ((generator, share), deadline) in enumerate(zip(shares, deadlines, strict=True)):
-            if turn and deadline is not None and deadline <= time.monotonic():
+            if (turn or writer.done_ids) and deadline is not None and deadline <= time.monotonic():
                 left += len(share)  # answers of one token teach nothing
             elif generator is not None:
                 left += _answer(writer, generator, share, target, config, seed, deadline, meter)

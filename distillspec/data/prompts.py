@@ -87,9 +87,10 @@ def split_prompts(
         enough = config.num_prompts is not None and len(train) >= config.num_prompts
         if enough and len(held_out) >= config.eval_prompts:
             break
-    if len(seen) <= config.eval_prompts:
+    different = len({token_ids for token_ids, _ in seen})
+    if different <= config.eval_prompts:
         raise ConfigError(
-            f"data.prompts={config.prompts} gives {len(seen)} usable prompts, not more than "
+            f"data.prompts={config.prompts} gives {different} usable prompts, not more than "
             f"data.eval_prompts={config.eval_prompts} to hold out; lower data.eval_prompts or add prompts"
         )
     missing = config.eval_prompts - len(held_out)

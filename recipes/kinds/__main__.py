@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from distillspec.cli import main as distill
-from distillspec.config import TargetConfig
+from distillspec.composition import compose
 from distillspec.models import load_target
 from distillspec.models.features import default_state_ids
 from distillspec.recipes.arguments import add_common, check_prompts, names_of
@@ -21,7 +22,7 @@ from distillspec.recipes.kinds.study import FIRST, HEADS, KINDS, Study
 
 
 def main() -> int:
-    study = _study()
+    study = with_states(_study())
     for kind in study.kinds:
         if code := _run(study, study.command(kind), study.folder(kind)):
             return code
@@ -69,14 +70,18 @@ def _study() -> Study:
         words,
         options.elsewhere,
         options.temperatures,
-        states_read(options.target) if set(kinds) & set(HEADS) else (),
     )
 
 
-def states_read(target: str) -> tuple[int, ...]:
-    """Return the target's states that all kinds read: one whose states are not recorded spends its minutes on them."""
-    model = load_target(TargetConfig(path=target, device="cpu"))
-    return *default_state_ids(model), len(model.layers)
+def with_states(study: Study) -> Study:
+    """Return the study whose text has the states that heads read too: without them they spend their minutes on them."""
+    if not set(study.kinds) & set(HEADS) or summary_of(study.folder(FIRST)) is not None:
+        return study
+    config = compose("train", study.command(FIRST)[1:])
+    if config.data.generator != "slots" or config.data.state_ids is not None:
+        return study
+    target = load_target(config.target)
+    return replace(study, states=(*default_state_ids(target), len(target.layers)))
 
 
 def files(text: str) -> tuple[str, ...]:

@@ -165,7 +165,7 @@ def _static_changes(
 
 def _repetition(places: Sequence[Place], columns: Columns, device: torch.device) -> Tensor:
     penalised = {own.id: own for own, _ in places if own.params.repetition_penalty != 1.0}
-    seen = {name: list(columns.of(set(own.tokens))) for name, own in penalised.items()}  # once for all nodes of a tree
+    seen = {name: list(columns.of(set(own.tokens))) for name, own in penalised.items()}  # once for all nodes
     at = [row * columns.width + column for row, (own, _) in enumerate(places) for column in seen.get(own.id, ())]
     own_penalties = [own.params.repetition_penalty for own, _ in places for _ in seen.get(own.id, ())]
     penalties = to_device(own_penalties, device, torch.float32)

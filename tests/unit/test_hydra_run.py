@@ -81,6 +81,27 @@ def test_a_refused_run_leaves_a_folder_that_was_there_before(tmp_path: Path, the
     assert (tmp_path / "mine").exists() == there
 
 
+def test_a_refused_run_leaves_the_settings_of_the_run_that_was_there(tmp_path: Path) -> None:
+    refuses = [False]
+
+    def run(config: Any, folder: Path) -> None:
+        (folder / "config.yaml").write_text(str(config.title))
+        if refuses[0]:
+            raise ConfigError("mine holds a run already")
+
+    words = ["runs=[r]", "hydra.run.dir=mine"]
+    GlobalHydra.instance().clear()
+    assert run_with_hydra("report", [*words, "title=first"], run, None) == 0
+    before = (tmp_path / "mine/.hydra/overrides.yaml").read_text()
+    refuses[0] = True
+    GlobalHydra.instance().clear()
+    with pytest.raises(ConfigError, match="already"):
+        run_with_hydra("report", [*words, "title=second"], run, None)
+    assert (tmp_path / "mine/.hydra/overrides.yaml").read_text() == before
+    assert "second" not in (tmp_path / "mine/.hydra/config.yaml").read_text()
+    assert (tmp_path / "mine/config.yaml").read_text() == "first"
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -90,11 +111,16 @@ def test_a_refused_run_leaves_a_folder_that_was_there_before(tmp_path: Path, the
     ],
 )
 def test_no_memory_is_one_line_that_names_what_to_lower(error: Exception) -> None:
+    told = (
+        r"^out of memory; lower train.batch_tokens, loss.chunk_tokens, data.batch_slots, "
+        r"and continue with distill train resume=mine$"
+    )
+
     def run(config: Any, folder: Path) -> None:
         raise error
 
     GlobalHydra.instance().clear()
-    with pytest.raises(RunError, match=r"^out of memory; lower train.batch_tokens, .*distill train resume=mine$"):
+    with pytest.raises(RunError, match=told):
         run_with_hydra("train", ["hydra.run.dir=mine"], run, None)
     GlobalHydra.instance().clear()
     with pytest.raises(RunError, match=r"^out of memory$"):

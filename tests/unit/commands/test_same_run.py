@@ -54,6 +54,22 @@ def test_with_prompts_the_text_is_settled_and_the_draft_is_not(run: Path) -> Non
         check_same_run(replace(base, seed=7), run)
 
 
+def test_files_may_move_and_on_policy_text_is_still_to_be_written(run: Path, tmp_path: Path) -> None:
+    write_json(run / BEFORE, {})
+    base = resumed(run)
+    new = tmp_path / "new.jsonl"
+    new.write_text("")
+    moved = replace(base.data, prompts=str(new), refresh_steps=7)
+    check_same_run(replace(base, data=moved), run)
+    other = tmp_path / "other.jsonl"
+    other.write_text("")
+    open_run(run, replace(base, data=moved))
+    with pytest.raises(ConfigError, match=r"data.prompts=.*other.jsonl: .* was made with .*new.jsonl"):
+        check_same_run(replace(base, data=replace(moved, prompts=str(other))), run)
+    (tmp_path / "link.jsonl").symlink_to(new)
+    check_same_run(replace(base, data=replace(moved, prompts=str(tmp_path / "link.jsonl"))), run)
+
+
 def test_all_answers_settle_the_minutes_for_them(run: Path) -> None:
     folder = DataFolder(run / "data")
     folder.write_prompts(PROMPTS)

@@ -127,6 +127,8 @@ def test_several_responses_to_a_prompt_are_samples_of_their_own_on_one_side(tmp_
     assert not keys(prompts.train) & keys(prompts.held_out)
     assert len({p.id for p in prompts.train}) == 8
     assert {p.response for p in prompts.train} == {"answer 0", "answer 1"}
+    with pytest.raises(ConfigError, match="gives 6 usable prompts, not more than"):
+        load(path, eval_prompts=6, source="fixed")
     sampled = load(path, eval_prompts=2)
     assert len(sampled.train) == 4, "the target answers a prompt once"
 

@@ -192,6 +192,10 @@ def test_a_draft_that_there_is_no_memory_for_is_refused_and_freed(
 
 
 @pytest.mark.parametrize("place", ["distillspec.serving.engine_drafts.load_draft", "held"])
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("tried to allocate 2 GiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+)
 def test_a_draft_that_cannot_be_read_or_packed_for_want_of_memory_is_refused(
     target: LanguageModel,
     draft: LanguageModel,
@@ -199,11 +203,13 @@ def test_a_draft_that_cannot_be_read_or_packed_for_want_of_memory_is_refused(
     make_engine: MakeEngine,
     monkeypatch: pytest.MonkeyPatch,
     place: str,
+    error: Exception,
 ) -> None:
+    wanted = hf_greedy(target, PROMPT, 12)
     engine = make_engine(draft, speculation_length=2)
 
     def no_memory(*own: Any, **named: Any) -> None:
-        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+        raise error
 
     if place == "held":
         monkeypatch.setattr(HeldModels, "hold", no_memory)
@@ -213,4 +219,4 @@ def test_a_draft_that_cannot_be_read_or_packed_for_want_of_memory_is_refused(
         engine.load_draft(folders[1])
     monkeypatch.undo()
     (found,) = engine.generate([PROMPT], SamplingParams(temperature=0.0, max_tokens=12))
-    assert list(found.token_ids) == hf_greedy(target, PROMPT, 12)
+    assert list(found.token_ids) == wanted

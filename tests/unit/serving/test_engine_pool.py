@@ -303,8 +303,13 @@ def test_drafts_of_a_pool_whose_proposer_was_replaced_stay_as_they_are(
     save_draft(draft, tmp_path / "b", target)
     engine = make_engine({"a": draft})
     engine.use_proposer(None)
+    engine.load_draft(tmp_path / "b")
+    engine.step()
+    assert list(engine.drafts) == ["a"]
     with pytest.raises(ConfigError, match="the proposer was replaced"):
         engine.load_draft(tmp_path / "b")
+    with pytest.raises(ConfigError, match="the proposer was replaced"):
+        engine.use_draft(draft, name="a")
     with pytest.raises(ConfigError, match="the proposer was replaced"):
         engine.unload_draft("a")
     assert [list(output.token_ids) for output in answers(engine, prompts(2))] == [
