@@ -16,11 +16,6 @@ class Backoff:
         self._wait = self._left = self._successes = 0
 
     @property
-    def wait(self) -> int:
-        """Steps of the last wait."""
-        return self._wait
-
-    @property
     def waits(self) -> bool:
         """True while it is too soon to try again."""
         return self._left > 0
@@ -29,10 +24,11 @@ class Backoff:
         """Count a step of waiting."""
         self._left = max(0, self._left - 1)
 
-    def failed(self) -> None:
-        """Count a failure, and wait."""
+    def failed(self) -> int:
+        """Count a failure. Return the steps to wait."""
         self._wait = min(max(self.first, 2 * self._wait), self.most)
         self._left, self._successes = self._wait, 0
+        return self._wait
 
     def succeeded(self) -> None:
         """Count a success."""

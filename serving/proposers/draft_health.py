@@ -42,7 +42,7 @@ class DraftHealth:
         self._sees: SeesLogits | None = proposer if isinstance(proposer, SeesLogits) else None
         self._reads: ReadsOn | None = proposer if isinstance(proposer, ReadsOn) else None
         self._backoff = Backoff()
-        self._has_failed = False  # in this step: what all its rows share fails for each of them
+        self._rest = 0  # steps that a failure in this step costs, 0 without one: what rows share fails for each of them
         self._logged: set[tuple[object, ...]] = set()  # kinds of failure
 
     @property
@@ -52,7 +52,7 @@ class DraftHealth:
 
     def step(self) -> None:
         """Count a step."""
-        self._has_failed = False
+        self._rest = 0
         self._backoff.step()
 
     def ask(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
@@ -116,9 +116,7 @@ class DraftHealth:
 
         Each place in the code that raises is logged once.
         """
-        if not self._has_failed:
-            self._backoff.failed()
-        self._has_failed = True
+        self._rest = self._rest or self._backoff.failed()
         for sequence in sequences:
             for reader in readers(self.proposer):
                 reader.distrust(sequence)
@@ -130,7 +128,7 @@ class DraftHealth:
             log.warning(
                 "no speculation for %d steps: %s failed (%s: %s); it is tried again, and failures of this kind are not "
                 "logged again",
-                self._backoff.wait,
+                self._rest,
                 self.name,
                 type(error).__name__,
                 error,

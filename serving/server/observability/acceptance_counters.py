@@ -42,8 +42,9 @@ class AcceptanceCounters:
             labels = self._model, booked, domain
             self._judged.labels(*labels).inc(counter.tried)
             self._accepted.labels(*labels).inc(counter.firsts)
-        idle = [name for name in self._domains if name and name not in versions.values()]
-        for name in idle[: max(0, len(self._domains) - VERSIONS)]:
+        named = [name for name in self._domains if name]
+        idle = [name for name in named if name not in versions.values()]
+        for name in idle[: max(0, len(named) - VERSIONS)]:
             self._drop(name)
 
     def forget_domain(self, name: str) -> None:

@@ -84,7 +84,9 @@ def _switch_steps(selection: str, ahead: bool, seed: int) -> tuple[list[float], 
         result = simulation.step()
         if result is None or result.plan.chosen is None or result.prefill_tokens:
             continue
-        chosen = result.plan.chosen
+        chosen = {
+            row: source for row, source in result.plan.chosen.items() if source is not None
+        }  # else none can draft
         switched = any(before.get(row, source) != source for row, source in chosen.items())
         new = any(row not in before for row in chosen)
         if not new:
