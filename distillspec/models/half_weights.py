@@ -32,6 +32,12 @@ def fits_half(weight: Tensor, *, exact: bool) -> bool:
     return not exact or _rounds_alike(weight.float(), half_scale(weight.float()), torch.finfo(weight.dtype).eps)
 
 
+def rounded_to_half(weight: Tensor) -> Tensor:
+    """Return a weight in float32 that float16 holds, scaled: the nearest one."""
+    scale = half_scale(weight)
+    return (weight * scale).to(torch.float16).float() / scale
+
+
 def _rounds_alike(weight: Tensor, scale: float, eps: float) -> bool:
     """Return True if float16 changes no element by more than the rounding `eps` of its row's largest."""
     if scale == 1.0 and torch.equal(weight.to(torch.float16).float(), weight):

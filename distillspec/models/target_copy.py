@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from distillspec.files import write_folder
+from distillspec.models.half_weights import fits_half, rounded_to_half
 from distillspec.models.language_model import LanguageModel, fingerprint
 
 
@@ -17,7 +18,8 @@ class TargetCopy:
 
     Attributes:
         trained: the copy that trains.
-        served: the same in the target's precision, as of the last `refresh`.
+        served: the same in the target's precision, as of the last `refresh`. Weights of a float32 target that 16 bits
+            hold, as published ones do, are rounded to float16: others are served at a quarter of the speed on CPUs.
 
     Args:
         name: what drafts record as their target, the folder that `save` writes.
@@ -28,12 +30,17 @@ class TargetCopy:
         self.trained.model.requires_grad_(False)
         self.trained.layers.requires_grad_(True)
         self.served = replace(target, model=copy.deepcopy(target.model), name=name)
+        self._halves = [
+            weight.ndim == 2 and weight.dtype == torch.float32 and fits_half(weight.detach(), exact=True)
+            for weight in target.layers.parameters()
+        ]
 
     @torch.no_grad()
     def refresh(self) -> LanguageModel:
         """Return `served` with the current weights and their hash."""
-        for served, trained in zip(self.served.layers.parameters(), self.trained.layers.parameters(), strict=True):
-            served.copy_(trained)
+        pairs = zip(self.served.layers.parameters(), self.trained.layers.parameters(), self._halves, strict=True)
+        for served, trained, half in pairs:
+            served.copy_(rounded_to_half(trained) if half else trained)
         self.served = self.served.with_identity(weights_hash=fingerprint(self.served.model))
         return self.served
 

@@ -10,6 +10,7 @@ import torch
 
 from distillspec.config import TargetConfig
 from distillspec.models import LanguageModel, load_target
+from distillspec.models.half_weights import fits_half
 from distillspec.models.target_copy import TargetCopy, save_target
 
 
@@ -58,3 +59,25 @@ def test_what_is_saved_is_loaded_as_a_target(target: LanguageModel, tmp_path: Pa
     text = torch.tensor([[1, 20, 30, 40, 50]])
     assert torch.equal(loaded.logits(text), new.logits(text))
     assert not torch.equal(loaded.logits(text), old.logits(text))
+
+
+@torch.no_grad()
+def test_a_published_target_stays_one_that_sixteen_bits_hold(random_model: Callable[..., LanguageModel]) -> None:
+    """In float32 it is served in C++ only so."""
+    target = random_model("llama", torch.bfloat16)
+    target.model.float()
+    copy = TargetCopy(target, "new")
+    copy.trained.layers[0].mlp.up_proj.weight[0, :4] = torch.tensor([1e-9, 2e-7, -3e-8, 0.0])
+    step(copy)
+    new = copy.refresh()
+    for own, trained in zip(new.layers.parameters(), copy.trained.layers.parameters(), strict=True):
+        if own.ndim == 2:
+            assert fits_half(own, exact=True)
+            assert float((own - trained).abs().max()) <= 2**-11 * float(trained.abs().max())
+        else:
+            assert torch.equal(own, trained)
+    drawn = random_model("llama", torch.float32)
+    other = TargetCopy(drawn, "new")
+    step(other)
+    pairs = zip(other.refresh().layers.parameters(), other.trained.layers.parameters(), strict=True)
+    assert all(torch.equal(own, trained) for own, trained in pairs)
