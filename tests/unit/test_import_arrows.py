@@ -178,7 +178,7 @@ ARROWS: dict[str, set[str]] = {
     "helptext": {"config", "composition_errors"},
     "commands": ALL_BUT_SERVING | {"progress"},
     "cli": ALL_BUT_SERVING | {"commands", "composition", "hydra_run", "helptext", "serving", "serving.commands"},
-    "recipes": ALL_BUT_SERVING | {"commands", "cli", "progress", *SERVING},
+    "recipes": ALL_BUT_SERVING | {"commands", "cli", "composition", "progress", *SERVING},
     **{f"serving.{package}" if package else "serving": arrows for package, arrows in SERVING_ARROWS.items()},
 }
 OF_THEIR_ARROWS_ALONE = {"signals", "types", "errors"}
