@@ -63,7 +63,7 @@ def engine_costs(
 
 @torch.inference_mode()
 def _engine_cost(draft: LanguageModel, target: LanguageModel, batch: int, max_gamma: int) -> StepCost:
-    limit = getattr(target.model.config.get_text_config(), "max_position_embeddings", None) or CONTEXT_TOKENS * 2
+    limit = target.longest_text or CONTEXT_TOKENS * 2
     length = min(CONTEXT_TOKENS + 2 * max_gamma + 2, limit)
     context = length - 2 * max_gamma - 2
     settings = EngineConfig(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from distillspec.config import DataConfig
-from distillspec.data.collect import most_tokens
 from distillspec.data.folder import DataFolder, find_data_folder
 from distillspec.data.prompts import PromptSet, check_prompts, load_prompts, split_prompts, stable_seed
 from distillspec.data.selfprompt import DEFAULT_PROMPTS, write_prompts
@@ -76,8 +75,8 @@ def _write_prompts(config: DataConfig, target: LanguageModel, seed: int, trained
 
 
 def _check_room(config: DataConfig, target: LanguageModel) -> None:
-    limit = most_tokens(target)
-    if config.max_new_tokens >= limit:
+    limit = target.longest_text
+    if limit is not None and config.max_new_tokens >= limit:
         raise ConfigError(
             f"data.max_new_tokens={config.max_new_tokens} leaves no room for a prompt: {target.name} reads at most "
             f"{limit} tokens"

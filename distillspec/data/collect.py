@@ -96,19 +96,13 @@ def fixed_samples(prompts: Sequence[Prompt], target: LanguageModel, max_new_toke
     Raises:
         ConfigError: neither tokenizer nor target tells how a response ends.
     """
-    reads = most_tokens(target)
+    reads = target.longest_text or sys.maxsize
     rooms = [min(max_new_tokens, reads - len(p.token_ids)) for p in prompts]
     return [
         _fixed(p, render_response(target.text_tokenizer, p.response, target.stop_ids), room)
         for p, room in zip(prompts, rooms, strict=True)
         if p.response and room > 0
     ]
-
-
-def most_tokens(target: LanguageModel) -> int:
-    """Return the longest text that a target reads, a large number where it names none."""
-    limit = getattr(target.model.config.get_text_config(), "max_position_embeddings", None)
-    return sys.maxsize if limit is None else int(limit)
 
 
 def check_responses(config: DataConfig, prompts: Sequence[Prompt]) -> None:

@@ -194,7 +194,7 @@ class SlotGenerator:
         if any(len(r.prompt.token_ids) == 0 for r in requests):
             raise ConfigError("an empty prompt cannot be answered; give at least one token")
         for model in self.models:
-            limit = getattr(model.model.config.get_text_config(), "max_position_embeddings", None)
+            limit = model.longest_text
             if limit is not None and max_len > limit:
                 raise ConfigError(
                     f"prompt and response need {max_len} tokens, but {model.name} reads at most {limit}; "

@@ -64,6 +64,12 @@ class LanguageModel:
         return self.identity.vocab_size if self.kept_ids is None else int(self.kept_ids.numel())
 
     @property
+    def longest_text(self) -> int | None:
+        """Return the most tokens of a text that the model reads, None where its configuration names no limit."""
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return None if limit is None else int(limit)
+
+    @property
     def stop_ids(self) -> tuple[int, ...]:
         """Return the ids that end a response: the tokenizer's end of sequence and the generation config's.
 

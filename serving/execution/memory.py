@@ -66,7 +66,7 @@ def choose_model_len(settings: EngineConfig, models: Sequence[LanguageModel]) ->
     Raises:
         ConfigError: `max_model_len` exceeds a model's context.
     """
-    limits = {model.name: _context(model) for model in models}
+    limits = {model.name: model.longest_text for model in models}
     if settings.max_model_len is None:
         return min([DEFAULT_MODEL_LEN, *(limit for limit in limits.values() if limit is not None)])
     for model in models:
@@ -76,14 +76,9 @@ def choose_model_len(settings: EngineConfig, models: Sequence[LanguageModel]) ->
 
 def check_reads(model: LanguageModel, max_model_len: int) -> None:
     """Raise ConfigError if a model's context is shorter than `max_model_len` tokens."""
-    limit = _context(model)
+    limit = model.longest_text
     if limit is not None and max_model_len > limit:
         raise ConfigError(f"max_model_len={max_model_len}: {model.name} reads at most {limit} tokens")
-
-
-def _context(model: LanguageModel) -> int | None:
-    limit = getattr(model.model.config.get_text_config(), "max_position_embeddings", None)
-    return None if limit is None else int(limit)
 
 
 def plan_cache(

@@ -33,9 +33,9 @@ class CallDrafting:
         return self._steps is not None and self._is_plain(row)
 
     def takes(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> bool:
-        """Return False where other ways of drafting are needed."""
+        """Return False where rows that it `may_take` need another way of drafting together."""
         steps = self._steps
-        if steps is None or not self.runner.hands_states or not all(map(self._is_plain, rows)):
+        if steps is None or not self.runner.hands_states:
             return False
         masks = self.runner.masks(max(row.shape.depth for row in rows))
         if not steps.few.takes_chains(self.runner.cache, [len(text.tokens) + masks for text in texts]):

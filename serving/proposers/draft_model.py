@@ -102,18 +102,20 @@ class DraftModel:
             rows = [row for row in rows if row.sequence.id in ready]
         if not rows:
             return [EMPTY] * len(requests)
-        plain, others = list[Growth](), list[Growth]()
-        for row in rows:
-            (plain if self._keeps_all_levels and self.in_one_call.may_take(row) else others).append(row)
-        trees = {**self._grown(plain), **self._grown(others)}
+        plain, others = list[Growth](), rows
+        if self._keeps_all_levels:
+            others = []
+            for row in rows:
+                (plain if self.in_one_call.may_take(row) else others).append(row)
+        trees = {**self._grown(plain, plain=True), **self._grown(others)}
         return [trees.get(request.sequence.id, EMPTY) for request in requests]
 
-    def _grown(self, rows: Sequence[Growth]) -> dict[str, TokenTree]:
-        """Grow the trees of some rows, in slot order, and return them by sequence."""
+    def _grown(self, rows: Sequence[Growth], *, plain: bool = False) -> dict[str, TokenTree]:
+        """Grow the trees of some rows, in slot order, and return them by sequence. `plain`: maybe in one call."""
         if not rows:
             return {}
         texts = [self._unread(row) for row in rows]
-        if self._keeps_all_levels and self.in_one_call.takes(rows, texts):
+        if plain and self.in_one_call.takes(rows, texts):
             probs, failed = self.in_one_call.draft(rows, texts)
         elif self.can_draft_at_once(rows):
             probs, failed = self._draft_at_once(rows, texts)

@@ -36,9 +36,10 @@ class Prefixes:
         Args:
             shares: a running sequence's, since those admitted next count on the memory that it takes none of.
         """
-        prefix = None if shares else self.find(sequence)
-        if not shares and (prefix is None or self.pool.has_room(tokens, prefix)):
-            return prefix
+        if not shares:
+            prefix = self.find(sequence)
+            if prefix is None or self.pool.has_room(tokens, prefix):
+                return prefix
         return self.find(sequence, list(self.pool.owners))
 
     def cached_tokens(self, sequence: SequenceState) -> int:

@@ -154,7 +154,8 @@ def plan_step(
             staying = [s for s in kept if s.request.priority <= sequence.request.priority]  # never preempted for it
             shared = held.shareable_tokens(sequence, staying)
             needs[sequence.id] -= shared
-            sharing |= {sequence.id} if shared else set()
+            if shared:
+                sharing.add(sequence.id)
             victims = _make_room(sequence, kept, others, needs, limits)
         if victims is None:
             break  # none overtakes the first that does not fit
