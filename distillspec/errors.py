@@ -1,5 +1,7 @@
 """Failures that a command can end in, each a single clear line for the person who ran it."""
 
+import errno
+
 
 class ConfigError(ValueError):
     """An impossible setting or argument. The message names the value and the fix. Exit code 2."""
@@ -24,10 +26,14 @@ class Interrupted(Exception):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if there was no memory for something, on a device or on the host."""
+    """Return True if there was no memory for something, on a device or on the host, or if that caused the error."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch takes seconds to import
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's on CPUs
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:  # a file that is mapped
+        return True
+    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # torch's on CPUs
+        return True
+    return error.__cause__ is not None and is_out_of_memory(error.__cause__)
 
 
 def in_one_line(error: BaseException, most: int = 160) -> str:

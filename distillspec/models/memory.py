@@ -118,14 +118,20 @@ def return_freed_memory() -> None:
             trim(0)
 
 
+def free_unused() -> None:
+    """Return memory that nothing uses to the system and to other processes, on all devices."""
+    gc.collect()
+    torch.cuda.empty_cache()  # torch keeps freed blocks from other processes
+    return_freed_memory()
+
+
 @contextmanager
 def moved_off_device(model: LanguageModel) -> Iterator[None]:
     """Keep the model's weights in main memory inside the block, to leave its device's memory to other processes."""
     device = model.device
     model.model.to("cpu")
     if device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()  # torch keeps freed blocks from other processes
+        free_unused()
     try:
         yield
     finally:

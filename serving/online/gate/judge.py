@@ -43,7 +43,8 @@ class Judge:
         return Evidence(self._pairs(question), self._costs())
 
     def verdict(self, question: Question, final: bool = False) -> GateDecision | None:
-        """Decide on a candidate, None: more evidence is needed. One that cannot be judged is refused.
+        """Decide on a candidate, None: more evidence is needed. One that cannot be judged is refused, and
+        one that there was no memory to judge is inconclusive.
 
         Args:
             final: there will be no more evidence.
@@ -53,6 +54,8 @@ class Judge:
             return GateDecision(*names, "refused", problem)
         if problem := self.table.problem(question.against.name):
             return GateDecision(*names, "inconclusive", f"{question.against.name} serves, and {problem}")
+        if shortage := self.table.shortage(question.version.name):
+            return GateDecision(*names, "inconclusive", shortage)
         evidence = self.evidence(question)
         if not evidence.pairs:
             return None

@@ -15,6 +15,7 @@ CREATE TABLE IF NOT EXISTS scores (
     positions INTEGER NOT NULL, PRIMARY KEY (version, answer)
 );
 CREATE TABLE IF NOT EXISTS problems (version TEXT PRIMARY KEY, reason TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS shortages (version TEXT PRIMARY KEY, reason TEXT NOT NULL);
 """
 
 
@@ -51,17 +52,24 @@ class ScoreTable:
 
     def refuse(self, version: str, reason: str) -> None:
         """Note why a version cannot be scored."""
-        with self._database.transaction() as rows:
-            rows.execute("INSERT OR REPLACE INTO problems VALUES (?, ?)", (version, reason))
+        self._note("problems", version, reason)
 
     def problem(self, version: str) -> str | None:
         """Return why a version cannot be scored, None for no reason."""
-        found: str | None = self._database.value("SELECT reason FROM problems WHERE version = ?", (version,))
-        return found
+        return self._noted("problems", version)
+
+    def give_up(self, version: str, reason: str) -> None:
+        """Note why a candidate is not scored, through no fault of its own."""
+        self._note("shortages", version, reason)
+
+    def shortage(self, version: str) -> str | None:
+        """Return what `give_up` noted, None for nothing."""
+        return self._noted("shortages", version)
 
     def changes(self) -> int:
         """Return a number that grows with every change by any process."""
-        return sum(int(self._database.value(f"SELECT COUNT(*) FROM {table}")) for table in ("scores", "problems"))
+        tables = ("scores", "problems", "shortages")
+        return sum([int(self._database.value(f"SELECT COUNT(*) FROM {table}")) for table in tables])
 
     def keep_only(self, versions: Iterable[str]) -> None:
         """Drop the scores of all other versions."""
@@ -72,3 +80,11 @@ class ScoreTable:
 
     def close(self) -> None:
         self._database.close()
+
+    def _note(self, table: str, version: str, reason: str) -> None:
+        with self._database.transaction() as rows:
+            rows.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (version, reason))
+
+    def _noted(self, table: str, version: str) -> str | None:
+        found: str | None = self._database.value(f"SELECT reason FROM {table} WHERE version = ?", (version,))
+        return found

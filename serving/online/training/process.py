@@ -14,8 +14,9 @@ from typing import Any, get_type_hints
 
 import torch
 
-from distillspec.errors import ConfigError, RunError
+from distillspec.errors import ConfigError, RunError, in_one_line, is_out_of_memory
 from distillspec.files import OTHERS, write_json
+from distillspec.models.memory import free_unused
 from distillspec.serving.online.judging.question import candidate_question
 from distillspec.serving.online.state.layout import Layout, OnlineSettings
 from distillspec.serving.online.state.lock import Occupied, held
@@ -24,7 +25,7 @@ from distillspec.serving.online.state.trainer_states import read_states
 from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.training.tracking import open_tracking
 from distillspec.serving.online.training.trainer import OnlineTrainer, Overtaken
-from distillspec.serving.online.training.trainers import Trainers
+from distillspec.serving.online.training.trainers import Due, Trainers
 from distillspec.serving.online.training.unlearning import unlearn
 from distillspec.training.interrupts import listen_for_stop
 
@@ -114,18 +115,36 @@ def _train(
                 continue
             made.append(due.trainer.update(due.reason))
             pause = POLL_S
+            continue
         except Overtaken:
             continue
-        except (RunError, OSError) as error:
-            if due is not None and due.trainer.state.quarantined and not (due.trainer.member and trainers.all()):
+        except Exception as error:
+            if not _may_pass(error) or _ends_all(due, trainers):
                 raise
             done = "verdict" if due is None else "update"
-            _complain(f"no {done}, and none for {pause:g} s: {error}")
-            for _ in range(round(pause / POLL_S)):
-                if not stopped():
-                    wait(POLL_S)
-            pause = min(LONGEST_WAIT_S, 2 * pause)
+            _complain(f"no {done}, and none for {pause:g} s: {_reason(error)}")
+        free_unused()  # after the error, which held what the try had in memory
+        for _ in range(round(pause / POLL_S)):
+            if not stopped():
+                wait(POLL_S)
+        pause = min(LONGEST_WAIT_S, 2 * pause)
     return [version for version in made if version is not None]
+
+
+def _may_pass(error: Exception) -> bool:
+    """Return True if another try may not meet this error."""
+    return isinstance(error, (RunError, OSError)) or is_out_of_memory(error)
+
+
+def _ends_all(due: Due | None, trainers: Trainers) -> bool:
+    """Return True if the draft of a failed update is quarantined, and no other one is to be trained."""
+    return due is not None and due.trainer.state.quarantined is not None and not (due.trainer.member and trainers.all())
+
+
+def _reason(error: Exception) -> str:
+    if is_out_of_memory(error) and not isinstance(error, (ConfigError, RunError)):  # torch's text has many lines
+        return f"out of memory; lower adapt.batch_tokens: {in_one_line(error)}"
+    return str(error)
 
 
 def _complain(message: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping
 
 from distillspec.config import GateConfig
-from distillspec.errors import ConfigError, RunError, in_one_line
+from distillspec.errors import ConfigError, RunError, in_one_line, is_out_of_memory
 from distillspec.evaluation.states import TargetStates
 from distillspec.models import LanguageModel
+from distillspec.models.memory import free_unused
 from distillspec.sampling import NonFiniteLogits
 from distillspec.serving.online.judging.logged_score import logged_score, nothing_accepted, target_score
 from distillspec.serving.online.judging.question import Question, open_questions
@@ -20,18 +23,28 @@ from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.training.base_drafts import BaseDrafts
 
+log = logging.getLogger(__name__)
+
 AT_ONCE = 4  # answers. The trainer looks for an end, and for other work, in between
 EXPECTED = (ConfigError, RunError, ValueError, OSError)  # raised by a damaged or foreign draft
+REST_S = 600.0  # that a suspicion waits after there was no memory for it
 
 
 class Scorer:
     """Scores the drafts of the open questions, a few answers at a time."""
 
     def __init__(
-        self, config: GateConfig, replay: ReplayLog, registry: VersionRegistry, table: ScoreTable, drafts: BaseDrafts
+        self,
+        config: GateConfig,
+        replay: ReplayLog,
+        registry: VersionRegistry,
+        table: ScoreTable,
+        drafts: BaseDrafts,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.replay, self.registry, self.table = config, replay, registry, table
-        self._drafts = drafts
+        self._drafts, self._clock = drafts, clock
+        self._rests_until_s: dict[str, float] = {}  # by suspected version
         self._loaded: dict[str, LanguageModel] = {}  # by version, of the question at work, while there is one
 
     def work(self, suspected: bool) -> int:
@@ -40,8 +53,7 @@ class Scorer:
         for question in questions:
             todo = self._unscored(question)
             if todo:
-                self._score(question, todo[:AT_ONCE])
-                return min(len(todo), AT_ONCE)
+                return self._read(question, todo[:AT_ONCE])
         if not questions:
             self._loaded.clear()
         return 0
@@ -49,16 +61,58 @@ class Scorer:
     def finish(self, question: Question) -> None:
         """Score all answers of a question."""
         while todo := self._unscored(question):
-            self._score(question, todo[:AT_ONCE])
+            self._read(question, todo[:AT_ONCE])
+
+    def is_stuck(self, question: Question) -> bool:
+        """Return True if nothing more is read for a question now: a draft cannot be scored, or there is no memory."""
+        version = question.version
+        if any(self.table.problem(name) for name in (version.name, question.against.name)):
+            return True
+        if version.status == "candidate":
+            return self.table.shortage(version.name) is not None
+        return self._clock() < self._rests_until_s.get(version.name, 0.0)
 
     def _unscored(self, question: Question) -> list[LogEntry]:
-        """Return the answers that one of both drafts has not read, none if one of them cannot be scored."""
-        pair = (question.version.name, question.against.name)
-        if any(self.table.problem(name) for name in pair):
+        """Return the answers that one of both drafts has not read, none if the question is stuck."""
+        if self.is_stuck(question):
             return []
-        first, second = (self.table.of(name) for name in pair)
+        first, second = (self.table.of(name) for name in (question.version.name, question.against.name))
         unseen = question.unseen(self.replay, self.config.requests)
         return [entry for entry in unseen if entry.number not in first or entry.number not in second]
+
+    def _read(self, question: Question, entries: list[LogEntry]) -> int:
+        """Score answers, or one of them where there is no memory for all. Return how many were read.
+
+        Without memory for one, the question is given up.
+        """
+        if self._try(question, entries) is None:
+            return len(entries)
+        problem = self._try(question, entries[:1])
+        if problem is None:
+            return 1
+        self._give_up(question.version, problem)
+        return 0
+
+    def _try(self, question: Question, entries: list[LogEntry]) -> str | None:
+        """Score answers. Without memory for that, drop all drafts and return the reason."""
+        try:
+            self._score(question, entries)
+            return None
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            problem = f"there is no memory to judge it: {in_one_line(error)}"
+        self._loaded.clear()
+        free_unused()  # after the error, which held what there was
+        return problem
+
+    def _give_up(self, version: Version, reason: str) -> None:
+        """Leave a candidate unjudged, so that learning goes on. A suspicion stays, and is looked into later."""
+        log.warning("%s: %s", version.name, reason)
+        if version.status == "candidate":
+            self.table.give_up(version.name, reason)
+        else:
+            self._rests_until_s[version.name] = self._clock() + REST_S
 
     def _score(self, question: Question, entries: list[LogEntry]) -> None:
         """Score answers under both drafts. One that cannot be scored is refused. If both cannot, it is not their fault.
@@ -78,6 +132,8 @@ class Scorer:
             except DatabaseFailed:  # says nothing of the draft
                 raise
             except EXPECTED as error:
+                if is_out_of_memory(error):  # of a target that did not fit, for example
+                    raise
                 failures[version.name] = error
         if len(failures) > 1:
             raise failures[question.version.name]

@@ -83,7 +83,8 @@ class OnlineTrainer:
         self._on_stage, self._clock = on_stage or (lambda stage: None), clock
         self.state = TrainerState.read(self.layout.state).with_(pid=os.getpid())
         self.control = TrainerControl.read(self.layout.control)
-        self.scorer = Scorer(settings.gate, self.replay, self.registry, ScoreTable(self.layout.scores), self._drafts)
+        table = ScoreTable(self.layout.scores)
+        self.scorer = Scorer(settings.gate, self.replay, self.registry, table, self._drafts, clock)
         self._memory = MemoryFile(self.layout.memory)
         self.drift = DriftWatch(self.config, self.replay, self.state.cursor)
         self._since_s = self._waiting_since()
@@ -121,7 +122,7 @@ class OnlineTrainer:
     def _waits_for_verdict(self) -> bool:
         """Return True while the gate may still decide on the last candidate: the next one goes on from it."""
         question = candidate_question(self.registry)
-        if question is None or self.scorer.table.problem(question.version.name) is not None:
+        if question is None or self.scorer.is_stuck(question):
             return False
         most = self.settings.gate.requests
         unseen = question.unseen(self.replay, most)

@@ -1,4 +1,4 @@
-"""Candidates that cannot be judged are refused."""
+"""Candidates that cannot be judged are refused, or inconclusive where it is not their fault."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from distillspec.config import DraftConfig
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, in_one_line
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.sampling import NonFiniteLogits
 from distillspec.serving.online.judging.score import Score
-from distillspec.serving.online.log.records import LoggedAnswer
+from distillspec.serving.online.log.records import LogEntry, LoggedAnswer
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -84,7 +84,19 @@ def test_a_bad_candidate_is_refused_and_the_old_one_serves(
     assert registry.current() == serving
 
 
-def test_what_takes_the_memory_of_a_judgement_is_tried_again(
+def _out_of_memory(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let judgements of more than `most` answers at once find no memory."""
+    read = ReplayLog.by_number
+
+    def by_number(log: ReplayLog, entries: list[LogEntry]) -> dict[int, LoggedAnswer]:
+        if len(entries) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20 GiB")
+        return read(log, entries)
+
+    monkeypatch.setattr(ReplayLog, "by_number", by_number)
+
+
+def test_where_there_is_no_memory_for_several_answers_they_are_read_one_by_one(
     settings: OnlineSettings,
     registry: VersionRegistry,
     logged: ReplayLog,
@@ -92,18 +104,94 @@ def test_what_takes_the_memory_of_a_judgement_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = candidate(registry, nearly_the_target(target), target)
-
-    def no_memory(*given: object) -> None:
-        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
-
-    monkeypatch.setattr(scoring, "logged_score", no_memory)
-    with pytest.raises(torch.OutOfMemoryError):
-        scored(settings)
-    monkeypatch.undo()
-    assert registry.get(made.name).status == "candidate"
-    scored(settings)
+    _out_of_memory(1, monkeypatch)
+    assert len(scored(settings).table.of(made.name)) == 48
     keeper_of(settings, registry, logged).judge_newest()
     assert registry.get(made.name).status == "promoted"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"),
+        MemoryError("no memory"),
+    ],
+)
+def test_a_judgement_without_memory_is_inconclusive_and_the_next_candidate_is_judged(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    logged: ReplayLog,
+    target: LanguageModel,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    made = candidate(registry, nearly_the_target(target), target)
+
+    def no_memory(*given: object) -> None:
+        raise error
+
+    with monkeypatch.context() as short:
+        short.setattr(scoring, "logged_score", no_memory)
+        assert not scored(settings).table.of(made.name)
+    verdict = keeper_of(settings, registry, logged).judge_newest()
+    assert verdict is not None
+    assert verdict.decision == registry.get(made.name).status == "inconclusive"
+    assert verdict.reason == f"there is no memory to judge it: {in_one_line(error)}"
+    following = candidate(registry, nearly_the_target(target), target)
+    scored(settings)
+    keeper_of(settings, registry, logged).judge_newest()
+    assert registry.get(following.name).status == "promoted"
+
+
+def test_a_suspicion_without_memory_stays_and_is_looked_into_later(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    replay: ReplayLog,
+    answer: Answer,
+    target: LanguageModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says nothing of the version in service, nor keeps candidates from being judged."""
+    serving = candidate(registry, nearly_the_target(target), target)
+    registry.promote(serving.name, "by hand")
+    replay.append([answer(f"r{i}", time_s=1e11) for i in range(4)])
+    made, now = candidate(registry, nearly_the_target(target, 2), target), [0.0]
+    scorer = OnlineTrainer(settings, clock=lambda: now[0]).scorer
+    with monkeypatch.context() as short:
+        _out_of_memory(0, short)
+        assert scorer.work(suspected=True) == 0
+    assert (scorer.table.problem(serving.name), scorer.table.shortage(serving.name)) == (None, None)
+    assert scorer.work(suspected=True) == 4
+    assert len(scorer.table.of(made.name)) == 4
+    assert scorer.work(suspected=True) == 0
+    before = registry.predecessor()
+    assert before is not None
+    assert not scorer.table.of(before.name)
+    now[0] += scoring.REST_S
+    assert scorer.work(suspected=True) == 4
+    assert len(scorer.table.of(before.name)) == 4
+
+
+def test_a_target_that_there_is_no_memory_for_refuses_no_draft(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    logged: ReplayLog,
+    target: LanguageModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The candidate alone reads its states."""
+    made = candidate(registry, initialise_draft(DraftConfig(kind="eagle"), target), target)
+
+    def no_memory(*given: object) -> None:
+        raise ConfigError("target.path=tiny does not fit into the memory of cuda") from torch.OutOfMemoryError("20 GiB")
+
+    monkeypatch.setattr("distillspec.serving.online.training.loaded_target.load_target", no_memory)
+    scored(settings)
+    verdict = keeper_of(settings, registry, logged).judge_newest()
+    assert verdict is not None
+    assert verdict.decision == registry.get(made.name).status == "inconclusive"
+    assert "no memory to judge it: target.path=tiny does not fit" in verdict.reason
 
 
 def test_what_keeps_both_drafts_from_being_judged_is_nobodys_fault(

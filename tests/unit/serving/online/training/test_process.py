@@ -6,8 +6,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from distillspec.config import LossConfig
 from distillspec.errors import RunError
@@ -15,6 +17,7 @@ from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.state.lock import held
 from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.training import trainer
 from distillspec.serving.online.training.process import read_settings, run_trainer, write_settings
 from distillspec.serving.online.training.trainers import Trainers
 
@@ -118,3 +121,36 @@ def test_a_judgement_that_fails_is_tried_again(
     said = [line for line in capsys.readouterr().err.splitlines() if "no verdict" in line]
     assert [line.split()[5] for line in said] == ["0.5", "1"]
     assert "the disk is away" in said[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_an_update_without_memory_is_tried_again(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    replay: ReplayLog,
+    answer: Answer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    fill(replay, answer, 6)
+    learn, calls = trainer.learn, list[int]()
+
+    def no_memory(*own: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) < 3:
+            raise error
+        return learn(*own, **named)
+
+    monkeypatch.setattr(trainer, "learn", no_memory)
+    made = run_trainer(changed(settings, every_requests=4), lambda: False, max_updates=1, wait=lambda seconds: None)
+    assert len(made) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if "no update" in line]
+    assert [line.split()[5] for line in said] == ["0.5", "1"]
+    assert "out of memory; lower adapt.batch_tokens: " in said[0]
