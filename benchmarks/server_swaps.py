@@ -38,7 +38,7 @@ from distillspec.recipes.served import Served, served
 from distillspec.serving.online.state.registry import VersionRegistry
 
 # Alarms that this must raise: drafts of random weights are promoted by hand, and the trainer is killed soon.
-PROVOKED = ("acceptance collapsed", "is rolled back", "the online trainer is quarantined")
+PROVOKED = ("acceptance collapsed", "is rolled back", "the online trainer keeps ending")
 ENGINE = {
     "max_slots": 32,
     "max_model_len": 256,
@@ -107,7 +107,7 @@ class Trouble:
             trainer = await self._trainer(learning=patient)
             if self.over:
                 return
-            if trainer["quarantined"]:  # killed too often in a row
+            if trainer["failing"]:  # killed too often in a row
                 await admin(self.client, "POST", "online/resume")
                 self.outcomes["trainer resumed"] += 1
             elif trainer["pid"]:
@@ -116,10 +116,10 @@ class Trouble:
                     self.outcomes[f"trainer killed, {trainer['stage']}"] += 1
 
     async def _trainer(self, learning: bool) -> dict[str, Any]:
-        """Return the trainer's state. With `learning`, wait until it learns or is quarantined."""
+        """Return the trainer's state. With `learning`, wait until it learns or keeps ending."""
         while True:
             trainer: dict[str, Any] = (await admin(self.client, "GET", "online"))["trainer"]
-            if not learning or trainer["stage"] in ("learning", "quarantined") or self.over:
+            if not learning or trainer["stage"] in ("learning", "failing") or self.over:
                 return trainer
             await asyncio.sleep(0.02)
 

@@ -63,6 +63,7 @@ class AdaptationControl:
             alarms=events["alarm"],
             stage=adaptation.trainer.stage(trainer),
             problem=trainer.quarantined if supervisor is None else supervisor.problem,
+            failing=None if supervisor is None else supervisor.failing,
             starts=0 if supervisor is None else supervisor.starts,
             updates=trainer.updates,
             trainer_cpu_s=trainer.cpu_s,

@@ -41,7 +41,7 @@ class TrainerLink:
         self._urgent_until_s: dict[str, float] = {}  # by suspected version
         self._started_s = time.monotonic()
         self._trained_before_s = self.state().seconds
-        self._reported: str | None = None  # last problem reported
+        self._reported: str | None = None  # last trouble reported
         self._open = ExitStack()
         self._lock = threading.Lock()
 
@@ -94,7 +94,7 @@ class TrainerLink:
         self._tell(paused=True)
 
     def resume(self) -> None:
-        """End a pause, or a quarantine."""
+        """End a pause, a quarantine, or the wait for the next start of a trainer that keeps ending."""
         if self.supervisor is not None:
             self.supervisor.lift()
         self._tell(paused=False)
@@ -123,7 +123,7 @@ class TrainerLink:
             urgent = self.replay.clock() < until_s
             self.supervisor.brake.set_urgent(urgent)
             self.supervisor.poll(idle or urgent)
-            self._report_quarantine(self.supervisor.problem)
+            self._report_trouble(self.supervisor)
 
     def _was_contradicted(self) -> bool:
         """Return True if another server, which suspects nothing, has said so since."""
@@ -138,8 +138,9 @@ class TrainerLink:
     def stage(self, state: TrainerState) -> str:
         """Return the trainer's own stage, or one that the server knows better.
 
-        `quarantined`: it is not started again. `gone`: none runs. `elsewhere`: another trainer holds the folder.
-        `waiting_for_text`: not started, there is nothing to learn yet. `starting`, `paused`.
+        `quarantined`: it is not started again. `failing`: it keeps ending, and pauses between its starts grow. `gone`:
+        none runs. `elsewhere`: another trainer holds the folder. `waiting_for_text`: not started, there is nothing to
+        learn yet. `starting`, `paused`.
         """
         if self.supervisor is None:
             if state.quarantined:
@@ -147,6 +148,8 @@ class TrainerLink:
             return state.stage if self._is_running_somewhere() else "gone"
         if self.supervisor.problem is not None:
             return "quarantined"
+        if self.supervisor.failing is not None and not self.paused:
+            return "failing"
         pid = self.supervisor.pid
         if pid is None and self._is_running_somewhere():
             return "elsewhere"
@@ -173,6 +176,7 @@ class TrainerLink:
             "share": (state.seconds - self._trained_before_s) / elapsed_s if elapsed_s > 0 else 0.0,
             "drift": state.drift,
             "quarantined": supervisor.problem if supervisor is not None else state.quarantined,
+            "failing": supervisor.failing if supervisor is not None else None,
             "paused": self.paused,
         }
 
@@ -181,7 +185,7 @@ class TrainerLink:
 
     def wants_text(self) -> bool:
         """Return True while the trainer waits for answers: to learn from, or to judge a candidate by."""
-        if self.paused or (self.supervisor is not None and self.supervisor.problem is not None):
+        if self.paused or (self.supervisor is not None and (self.supervisor.problem or self.supervisor.failing)):
             return False
         return any(map(self._is_short, self._owning()))
 
@@ -223,10 +227,14 @@ class TrainerLink:
         """Count the answers that a draft's next update would learn from."""
         return log_of(member, self.replay, self._registry).count(after=state.cursor)
 
-    def _report_quarantine(self, problem: str | None) -> None:
-        if problem is not None and problem != self._reported:
-            self._reporter.tell({"event": "alarm", "message": f"the online trainer is quarantined: {problem}"})
-        self._reported = problem
+    def _report_trouble(self, supervisor: Supervisor) -> None:
+        """Report that the trainer is quarantined, or keeps ending, when that begins."""
+        trouble, why = None, supervisor.problem or supervisor.failing
+        if why is not None:
+            trouble = "is quarantined" if supervisor.problem else "keeps ending"
+        if trouble not in (None, self._reported):
+            self._reporter.tell({"event": "alarm", "message": f"the online trainer {trouble}: {why}"})
+        self._reported = trouble
 
     def _tell(self, **changes: Any) -> None:
         with self._telling() as control:

@@ -1,4 +1,4 @@
-"""Supervisor of the embedded trainer: starts it when there is work, restarts it, gives up when it keeps failing."""
+"""Supervisor of the embedded trainer: starts it when there is work, and again, after growing pauses, when it ends."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from distillspec.training.lifeline import allows_stops
 
 log = logging.getLogger(__name__)
 
-FIRST_WAIT_S, LONGEST_WAIT_S, OCCUPIED_WAIT_S = 1.0, 60.0, 15.0
+FIRST_WAIT_S, LONGEST_WAIT_S, OCCUPIED_WAIT_S = 1.0, 3600.0, 15.0
 BUSY_S = 10.0  # that a start waits for running requests, since its imports take seconds of CPU
 MOST_THREADS = 8  # by default: products of a small draft gain nothing from more
-TOO_OFTEN = 5  # ends in a row without an update in between
+TOO_OFTEN = 5  # ends in a row without an update in between: it is said to be failing from then on
+MOST_DOUBLINGS = 20  # of a pause, beyond its bound: numbers stay small
 SECRETS = ("DISTILLSPEC_API_KEY", "DISTILLSPEC_ADMIN_KEY")  # not passed on to the trainer
 
 
@@ -70,6 +71,7 @@ class Supervisor:
         self.absent = "waiting_for_text"  # stage while no process runs: this, starting or gone
         self.starts = 0
         self.problem: str | None = None  # why it is not started again
+        self.failing: str | None = None  # why it is started again only after long pauses
         self.occupied = False  # another trainer works on the folder, and this one waits for its end
 
     @property
@@ -94,6 +96,8 @@ class Supervisor:
         code = self.process.poll()
         if code is not None:
             self._ended(code)
+        elif self._ends:
+            self._notice_update(self._state())
 
     def stop(self) -> None:
         """End the trainer. An unfinished update is lost."""
@@ -110,9 +114,10 @@ class Supervisor:
         self._close()
 
     def lift(self) -> None:
-        """Lift a quarantine. The operator has looked into it."""
+        """Lift a quarantine, or end a pause between two starts. The operator has looked into it."""
         lift_quarantine(self.layout, self._members())
-        self.problem, self._ends, self.next_start_s = None, 0, 0.0
+        self.problem = self.failing = None
+        self._ends, self.next_start_s = 0, 0.0
 
     def _braked(self) -> int | None:
         pid = self.pid
@@ -181,14 +186,23 @@ class Supervisor:
         if code == QUARANTINED or state.quarantined:
             self._give_up(state.quarantined or "see trainer.log")
             return
-        self._ends = 1 if state.updates > self._updates else self._ends + 1
-        self._updates = state.updates
-        if self._ends >= TOO_OFTEN:
-            self._give_up(f"it ended {self._ends} times in a row (code {code}); see {self.layout.trainer}/trainer.log")
+        self._notice_update(state)
+        self._ends += 1
+        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(self._ends - 1, MOST_DOUBLINGS))
+        self.next_start_s = self._clock() + wait_s
+        if self._ends < TOO_OFTEN:
+            log.warning("the online trainer ended (code %s); it starts again in %.0f s", code, wait_s)
             return
-        wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (self._ends - 1))
-        log.warning("the online trainer ended (code %s); it starts again in %.0f s", code, wait)
-        self.next_start_s = self._clock() + wait
+        self.failing = (
+            f"it ended {self._ends} times in a row without an update (code {code}), and waits {wait_s:.0f} s before "
+            f"the next start; see {self.layout.trainer}/trainer.log"
+        )
+        log.error("the online trainer keeps ending: %s", self.failing)
+
+    def _notice_update(self, state: TrainerState) -> None:
+        """Forget earlier ends once an update is made."""
+        if state.updates != self._updates:
+            self._updates, self._ends, self.failing = state.updates, 0, None
 
     def _wait_for_other(self) -> None:
         """Wait until the other trainer ends. Its updates serve as well as ours."""

@@ -16,7 +16,7 @@ DECISIONS = ("promoted", "inconclusive", "refused")
 DROPS = ("memory", "queue", "disk", "error", "incomplete", "capped", "redacted", "deleted")
 STAGES = (
     *("off", "gone", "elsewhere", "waiting_for_text", "starting", "waiting", "judging", "selecting"),
-    *("loading", "learning", "saving", "registering", "paused", "quarantined"),
+    *("loading", "learning", "saving", "registering", "paused", "quarantined", "failing"),
 )
 
 
@@ -52,6 +52,11 @@ class OnlineFigures:
         "Reason why the trainer is quarantined",
         status="trainer.quarantined",
         trouble="The trainer is quarantined: {}",
+    )
+    failing: str | None = text(
+        "Reason why the trainer is started again only after long pauses",
+        status="trainer.failing",
+        trouble="The trainer keeps ending: {}",
     )
     paused: bool = gauge(
         "online_paused",

@@ -21,7 +21,7 @@ from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.trainer_link import URGENT_S
 from distillspec.serving.online.training.patience import fewest_answers
 from distillspec.serving.online.training.process import OCCUPIED, read_settings
-from distillspec.serving.online.training.supervisor import BUSY_S, TOO_OFTEN, Supervisor
+from distillspec.serving.online.training.supervisor import BUSY_S, LONGEST_WAIT_S, TOO_OFTEN, Supervisor
 from distillspec.serving.online.training.trainer import OnlineTrainer
 
 from ...conftest import MakeEngine
@@ -326,19 +326,58 @@ def test_a_servers_trainer_waits_for_one_that_somebody_started_by_hand(
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_trainer_that_keeps_ending_is_given_up(settings: OnlineSettings, code: int) -> None:
+def test_a_trainer_that_keeps_ending_is_started_again_after_growing_pauses(settings: OnlineSettings, code: int) -> None:
     now = [0.0]
-    supervisor = Supervisor(settings, command=[sys.executable, "-c", f"raise SystemExit({code})"], clock=lambda: now[0])
-    waits = []
-    for _ in range(TOO_OFTEN):
+    ending = [sys.executable, "-c", f"raise SystemExit({code})"]
+    supervisor = Supervisor(settings, command=ending, clock=lambda: now[0])
+
+    def pause_s() -> float:
         supervisor.poll()
         assert supervisor.process is not None
         supervisor.process.wait()
         supervisor.poll()
-        waits.append(supervisor.next_start_s - now[0])
-        now[0] = max(now[0], supervisor.next_start_s)
-    assert f"{TOO_OFTEN} times in a row" in str(supervisor.problem)
-    assert waits[:3] == [1.0, 2.0, 4.0]
+        found, now[0] = supervisor.next_start_s - now[0], supervisor.next_start_s
+        return found
+
+    assert [pause_s() for _ in range(TOO_OFTEN - 1)] == [1.0, 2.0, 4.0, 8.0]
+    assert supervisor.failing is None
+    assert [pause_s() for _ in range(9)] == [*(2.0**i for i in range(4, 12)), LONGEST_WAIT_S]
+    assert f"13 times in a row without an update (code {code})" in str(supervisor.failing)
+    assert supervisor.problem is None
+    supervisor.command = ENDLESS
     supervisor.poll()
-    assert supervisor.pid is None
+    assert supervisor.pid is not None
+    TrainerState(updates=1).write(settings.layout.state)
+    supervisor.poll()
+    assert supervisor.failing is None
     supervisor.stop()
+    supervisor.command = ending
+    assert pause_s() == 1.0
+
+
+def test_a_trainer_that_keeps_ending_is_an_alarm_until_somebody_resumes_it(
+    embedded: OnlineSettings, target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    house = House(embedded, target, make_engine)
+    house.serve(3)
+    house.supervisor.command = [sys.executable, "-c", "raise SystemExit(1)"]
+    alarms = []
+    for _ in range(TOO_OFTEN + 1):
+        house.supervisor.next_start_s = 0.0
+        house.keep()
+        assert house.supervisor.process is not None
+        house.supervisor.process.wait()
+        house.keep()
+        alarms.append(house.adaptation.reporter.events["alarm"])
+    assert alarms == [0] * (TOO_OFTEN - 1) + [1, 1]
+    assert house.stage == "failing"
+    figures = AdaptationControl(house.adaptation).figures()
+    assert figures.failing == house.supervisor.failing
+    assert figures.problem is None
+    assert not house.adaptation.trainer.wants_text()
+    house.adaptation.pause()
+    assert (house.keep(), house.stage) == (TOO_OFTEN + 1, "paused")
+    house.supervisor.command = ENDLESS
+    house.adaptation.resume()
+    assert (house.keep(), house.stage) == (TOO_OFTEN + 2, "starting")
+    house.end()

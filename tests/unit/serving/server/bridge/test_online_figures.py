@@ -86,8 +86,9 @@ def test_a_new_figure_brings_its_tile_its_trouble_and_its_place() -> None:
 
 def test_troubles_stand_in_sentences() -> None:
     assert troubles(LEARNING) == []
-    assert troubles(replace(LEARNING, problem="NaN", paused=True, collapsed=True)) == [
+    assert troubles(replace(LEARNING, problem="NaN", failing="5 times", paused=True, collapsed=True)) == [
         "The trainer is quarantined: NaN",
+        "The trainer keeps ending: 5 times",
         "Logging and training are paused.",
         "Acceptance has collapsed.",
     ]

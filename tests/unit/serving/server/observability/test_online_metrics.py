@@ -30,6 +30,7 @@ FIGURES = OnlineFigures(
     alarms=41,
     stage="learning",
     problem="3 updates in a row",
+    failing="5 times in a row",
     starts=43,
     updates=47,
     trainer_cpu_s=53.5,
@@ -58,6 +59,7 @@ STATE = {
     "alarms": 41,
     "stage": "learning",
     "problem": "3 updates in a row",
+    "failing": "5 times in a row",
     "starts": 43,
     "updates": 47,
     "trainer_cpu_s": 53.5,
@@ -86,6 +88,7 @@ distillspec:trainer_stage{model_name="m",stage="saving"} 0.0
 distillspec:trainer_stage{model_name="m",stage="registering"} 0.0
 distillspec:trainer_stage{model_name="m",stage="paused"} 0.0
 distillspec:trainer_stage{model_name="m",stage="quarantined"} 0.0
+distillspec:trainer_stage{model_name="m",stage="failing"} 0.0
 # HELP distillspec:online_paused 1 while logging and training are paused by hand
 # TYPE distillspec:online_paused gauge
 distillspec:online_paused{model_name="m"} 1.0
