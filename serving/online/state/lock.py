@@ -1,4 +1,4 @@
-"""File lock between processes, released when its holder ends."""
+"""File lock between processes, of several containers too, released when its holder ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Occupied(RunError):
 
 
 def is_held(path: Path) -> bool:
-    """Return True if a process holds the lock file now."""
+    """Return True if a process holds the lock file now, and does not share it."""
     try:
         with path.open("r") as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -29,10 +29,11 @@ def is_held(path: Path) -> bool:
 
 
 @contextmanager
-def held(path: Path, *, wait: bool = True, refusal: str = "") -> Iterator[None]:
+def held(path: Path, *, wait: bool = True, shared: bool = False, refusal: str = "") -> Iterator[None]:
     """Hold the lock file while the block runs.
 
     Args:
+        shared: together with others that share it.
         refusal: start of the error's message. The holder's process id follows.
 
     Raises:
@@ -40,9 +41,10 @@ def held(path: Path, *, wait: bool = True, refusal: str = "") -> Iterator[None]:
     """
     private_folder(path.parent)
     private_file(path)
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with path.open("a+") as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stream, kind if wait else kind | fcntl.LOCK_NB)
         except BlockingIOError as error:
             stream.seek(0)
             raise Occupied(f"{refusal} (process {stream.read().strip() or 'unknown'})") from error

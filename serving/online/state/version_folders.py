@@ -13,6 +13,9 @@ from typing import Any
 
 from distillspec.errors import RunError
 from distillspec.files import verify_folder
+from distillspec.serving.online.state.lock import Occupied, held
+
+FILLING = "filling.lock"  # held, together with others, while a folder is filled
 
 
 @contextmanager
@@ -22,14 +25,15 @@ def incoming(versions: Path, write: Callable[[Path], Any]) -> Iterator[Path]:
     Raises:
         RunError: the saved folder is not complete.
     """
-    folder = versions / f".incoming-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    try:
-        write(folder)
-        if problem := verify_folder(folder):
-            raise RunError(f"a new version is not complete: {problem}")
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    folder = versions / f".incoming-{uuid.uuid4().hex}"
+    with held(versions / FILLING, shared=True):
+        try:
+            write(folder)
+            if problem := verify_folder(folder):
+                raise RunError(f"a new version is not complete: {problem}")
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def put_in_place(folder: Path, place: Path) -> str:
@@ -53,21 +57,10 @@ def problem_with(folder: Path, digest: str | None) -> str | None:
 
 
 def strays_in(versions: Path, known: Set[str]) -> list[Path]:
-    """Return the folders that no version has and no live process fills."""
-    return [p for p in versions.iterdir() if p.is_dir() and p.name not in known and not _is_being_filled(p)]
-
-
-def _is_being_filled(path: Path) -> bool:
-    """Return True if this is an incoming folder of a live process.
-
-    `save_draft` writes into a folder beside it, with a longer name: `..incoming-PID-….tmp`.
-    """
-    if not path.name.lstrip(".").startswith("incoming-"):
-        return False
+    """Return the folders that no version has. Incoming ones are left out while a process fills one."""
+    found = [path for path in versions.iterdir() if path.is_dir() and path.name not in known]
     try:
-        os.kill(int(path.name.split("-")[1]), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
+        with held(versions / FILLING, wait=False):
+            return found
+    except Occupied:
+        return [path for path in found if not path.name.startswith(".")]

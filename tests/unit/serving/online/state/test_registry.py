@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -16,8 +17,10 @@ from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_folder
 from distillspec.models import LanguageModel, save_draft
 from distillspec.serving.online.state.layout import REGISTRY
+from distillspec.serving.online.state.lock import held
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
+from distillspec.serving.online.state.version_folders import FILLING
 
 
 def add_changed(registry: VersionRegistry, draft: LanguageModel, target: LanguageModel, by: float) -> Version:
@@ -89,6 +92,18 @@ def test_clearing_away_spares_what_is_being_written(
     added = registry.add(write)
     assert registry.problem_of(added) is None
     assert [path.name for path in registry.folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_folders_are_cleared_away_unless_a_process_fills_one(registry: VersionRegistry) -> None:
+    """A process id in a name says nothing in another container."""
+    folders = [registry.folder / f".incoming-{pid}-0" for pid in (os.getpid(), 999999999)]
+    for folder in folders:
+        folder.mkdir()
+    with held(registry.folder / FILLING, shared=True), held(registry.folder / FILLING, shared=True):
+        registry.clear_away(keep=0)
+        assert [folder.is_dir() for folder in folders] == [True, True]
+    registry.clear_away(keep=0)
+    assert [folder.exists() for folder in folders] == [False, False]
 
 
 def test_a_folder_that_a_crash_left_before_it_was_registered_is_in_nobodys_way(
