@@ -91,6 +91,10 @@ class Layout:
         return self._own / "optimizer.pt"
 
     @property
+    def heartbeat(self) -> Path:
+        return self.trainer / "heartbeat"
+
+    @property
     def control(self) -> Path:
         return self.trainer / "control.json"
 

@@ -46,6 +46,8 @@ class Brake:
         self._changed = threading.Condition()
         self._busy = self._urgent = self._ending = False
         self._ahead_s = 0.0  # that it ran between requests, and has not stood still for beside them
+        self._stopped_s = 0.0  # by stops that are over
+        self._stopped_at_s: float | None = None  # None: it is not stopped now
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -82,6 +84,12 @@ class Brake:
         return CAN_STOP and self._share < 1
 
     @property
+    def stopped_s(self) -> float:
+        """Seconds that trainers have stood still so far."""
+        with self._changed:
+            return self._stopped_s + (0.0 if self._stopped_at_s is None else time.monotonic() - self._stopped_at_s)
+
+    @property
     def _holds(self) -> bool:
         return self._busy and not self._urgent
 
@@ -99,11 +107,13 @@ class Brake:
         is_ahead = self._ahead_s >= PERIOD_S * self._share
         pid = self._pid()
         stopped = pid is not None and self._tell(pid, signal.SIGSTOP)
+        self._stopped_at_s = time.monotonic() if stopped else None
         try:
             still_s, running_s = self._next_period(is_ahead, stopped)
             self._wait_for_idle(still_s)
         finally:
             if pid is not None and stopped:
+                self._count_stop()
                 self._tell(pid, signal.SIGCONT)
         self._wait_for_idle(running_s)
         if is_ahead and stopped:
@@ -122,6 +132,12 @@ class Brake:
             return self._holds_lock()
         except OSError:  # no file can be opened, perhaps
             return True
+
+    def _count_stop(self) -> None:
+        with self._changed:
+            assert self._stopped_at_s is not None, "it was stopped"
+            self._stopped_s += time.monotonic() - self._stopped_at_s
+            self._stopped_at_s = None
 
     def _count_idle(self, seconds: float) -> None:
         if self._pid() is not None:

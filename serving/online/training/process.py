@@ -23,6 +23,7 @@ from distillspec.serving.online.state.lock import Occupied, held
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.trainer_states import read_states
 from distillspec.serving.online.state.version import Version
+from distillspec.serving.online.training.heartbeat import beating
 from distillspec.serving.online.training.tracking import open_tracking
 from distillspec.serving.online.training.trainer import OnlineTrainer, Overtaken
 from distillspec.serving.online.training.trainers import Due, Trainers
@@ -78,11 +79,11 @@ def run_trainer(
     with held(layout.trainer / "trainer.lock", wait=False, refusal=refusal):
         if without is not None:
             unlearn(settings, without)
-        trainers = Trainers(settings, report, on_stage)
+        trainers = Trainers(settings, report, beating(layout.heartbeat, on_stage or (lambda stage: None)))
         if once:
             made = [_once(trainer, judged) for trainer in trainers.with_text()]
             return [version for version in made if version is not None]
-        return _train(trainers, stopped, max_updates, wait or Event().wait)
+        return _train(trainers, stopped, max_updates, beating(layout.heartbeat, wait or Event().wait))
 
 
 def _once(trainer: OnlineTrainer, judged: bool) -> Version | None:

@@ -22,6 +22,7 @@ from distillspec.serving.online.state.lock import is_held
 from distillspec.serving.online.state.trainer_states import lift_quarantine, read_states
 from distillspec.serving.online.state.version import ONLY
 from distillspec.serving.online.training.brake import Brake
+from distillspec.serving.online.training.heartbeat import Heartbeat
 from distillspec.serving.online.training.process import OCCUPIED, QUARANTINED, write_settings
 from distillspec.training.lifeline import allows_stops
 
@@ -60,6 +61,7 @@ class Supervisor:
         self.process: subprocess.Popen | None = None
         changing = self.layout.replay / CHANGING
         self.brake = Brake(self._braked, settings.adapt.busy_share, holds_lock=lambda: is_held(changing))
+        self._heartbeat = Heartbeat(self.layout.heartbeat, lambda: self.brake.stopped_s, clock)
         # Between requests it has the machine for itself. Asked here: the thread that polls computes with one core.
         self._threads = settings.adapt.threads or (
             min(MOST_THREADS, torch.get_num_threads()) if self.brake.stops else 1
@@ -81,7 +83,7 @@ class Supervisor:
         return self.process.pid if running and self.process is not None else None
 
     def poll(self, idle: bool = True) -> None:
-        """Start the trainer if none runs and one may start. Notice that it ended.
+        """Start the trainer if none runs and one may start. Notice that it ended, and end one that hangs.
 
         Args:
             idle: no request runs now, or none is to be waited for. Otherwise a start waits, at most `BUSY_S`, unless
@@ -96,8 +98,11 @@ class Supervisor:
         code = self.process.poll()
         if code is not None:
             self._ended(code)
-        elif self._ends:
+            return
+        if self._ends:
             self._notice_update(self._state())
+        if self._heartbeat.is_lost():
+            self._end_hung(self.process.pid)
 
     def stop(self) -> None:
         """End the trainer. An unfinished update is lost."""
@@ -162,7 +167,14 @@ class Supervisor:
                 start_new_session=True,
             )
         self.starts += 1
+        self._heartbeat.begin()
         self._lower_priority(self.process.pid)
+
+    def _end_hung(self, pid: int) -> None:
+        log.error("the online trainer hangs (no sign of life for %.0f s) and is ended", self._heartbeat.silent_s)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.killpg(pid, signal.SIGKILL)
+        self._heartbeat.begin()
 
     def _lower_priority(self, pid: int) -> None:
         """Lower its priority before its first import, so that its threads inherit it.

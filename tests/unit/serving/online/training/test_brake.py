@@ -102,6 +102,29 @@ def test_beside_requests_it_runs_its_share_of_the_time() -> None:
     assert min(running) >= 0.25 * module.PERIOD_S - 0.01
 
 
+def test_it_counts_how_long_the_trainer_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PERIOD_S", 0.02)
+    sent: list[tuple[signal.Signals, float]] = []
+    brake = Brake(lambda: 1, 0.25, lambda pid, which: sent.append((which, time.monotonic())))
+    assert brake.stopped_s == 0.0
+    brake.set_busy(True)
+    brake.start()
+    wait_for(9, sent)
+    brake.release()
+    stops = [later - at for (which, at), (_, later) in pairwise(sent) if which == signal.SIGSTOP]
+    assert (len(stops) - 1) * 0.75 * module.PERIOD_S <= brake.stopped_s <= sum(stops)  # the last one was cut short
+
+
+def test_a_stop_counts_while_it_lasts(braked: tuple[psutil.Process, Brake]) -> None:
+    trainer, brake = braked
+    brake.set_busy(True)
+    assert reaches(trainer, STOPPED)
+    deadline = time.monotonic() + PATIENCE_S
+    while not brake.stopped_s and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert brake.stopped_s > 0.0
+
+
 def test_time_between_requests_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ran for .3 s while none was there. So it stands still for thirty stops, and then gets its share again."""
     monkeypatch.setattr(module, "PERIOD_S", 0.02)
