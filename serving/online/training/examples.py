@@ -11,8 +11,10 @@ from torch import Tensor
 
 from distillspec.config import AdaptConfig
 from distillspec.data.packing import collate, plan_epoch
+from distillspec.errors import RunError
 from distillspec.models import LanguageModel
 from distillspec.serving.online.log.records import ACCEPTED, PLAIN, REJECTED, LoggedAnswer
+from distillspec.serving.online.training.selection import Selection
 from distillspec.training.state_store import StateStore
 from distillspec.types import Sample, TokenBatch
 
@@ -48,6 +50,20 @@ def training_example_of(answer: LoggedAnswer, config: AdaptConfig, scale: float 
     else:
         weights = torch.where(outcomes == ACCEPTED, config.accepted_weight, 1.0)
     return TrainingExample(answer.sample(), weights, scale)
+
+
+def examples_of(chosen: Selection, answers: Sequence[LoggedAnswer], config: AdaptConfig) -> list[TrainingExample]:
+    """Return the examples of an update: the logged `answers` that it chose, and its offline samples.
+
+    Raises:
+        RunError: there are no answers any more.
+    """
+    if not answers:
+        raise RunError(
+            "the chosen answers were deleted from the log, so nothing is learnt; the next update takes newer ones"
+        )
+    examples = [training_example_of(answer, config, chosen.weights[answer.tenant]) for answer in answers]
+    return examples + [TrainingExample(sample, torch.ones(len(sample.response_ids))) for sample in chosen.offline]
 
 
 def _plans(examples: Sequence[TrainingExample], config: AdaptConfig, seed: int) -> list[list[list[int]]]:

@@ -84,7 +84,7 @@ def learn(
     Args:
         memory: of the update that made `draft`. None, and with adapters: the optimizer begins anew.
         states: the target's states, for a draft that reads some.
-        on_step: called with each step's number, from 0.
+        on_step: called before each step with its number, from 0.
 
     Raises:
         RunError: no token of `examples` has a weight.
@@ -166,14 +166,14 @@ def _take_steps(
     for step, batch in enumerate(
         islice(example_batches(examples, config, student.draft, seed, states), config.max_steps)
     ):
+        if on_step is not None:
+            on_step(step)
         rising = min(1.0, (student.steps_before + step + 1) / WARM_UP)
         result = student.take_step(batch, config.learning_rate * rising)
         if student.bad_steps.count(result):
             return f"{student.bad_steps.in_a_row} steps in a row were not finite ({result.problem})"
         if result.taken:
             figures.add(result, batch)
-        if on_step is not None:
-            on_step(step)
     return ""
 
 

@@ -30,6 +30,11 @@ class Selection:
     capped: int  # new answers of tenants whose weight is below 1
     weights: dict[str, float]  # tenant → weight of its tokens, at most 1
 
+    @property
+    def logged(self) -> list[LogEntry]:
+        """Return all entries of the log."""
+        return [*self.new, *self.old]
+
 
 def select(
     new: Sequence[LogEntry], old: Sequence[LogEntry], offline: Sequence[Sample], config: AdaptConfig, seed: int

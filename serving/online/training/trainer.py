@@ -11,9 +11,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
-
-import torch
 
 from distillspec.errors import RunError
 from distillspec.models import LanguageModel, save_draft
@@ -27,7 +26,7 @@ from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import ONLY, Version
 from distillspec.serving.online.training.base_drafts import BaseDrafts
 from distillspec.serving.online.training.drift_watch import DriftWatch
-from distillspec.serving.online.training.examples import TrainingExample, training_example_of
+from distillspec.serving.online.training.examples import TrainingExample, examples_of
 from distillspec.serving.online.training.learning import UpdateResult, learn
 from distillspec.serving.online.training.loaded_target import LoadedTarget
 from distillspec.serving.online.training.memory import Memory, MemoryFile
@@ -148,12 +147,14 @@ class OnlineTrainer:
         chosen, skipped = self._select(new)
         self._stage("loading")
         parent = self.parent()
-        memory, examples = self._memory.read(parent.name), self._examples(chosen)
+        memory = self._memory.read(parent.name)
+        examples = examples_of(chosen, self.replay.load(chosen.logged), self.config)
         draft, rows = self._drafts.renewed(self._drafts.load(parent), examples, self.config.vocabulary)
         self._stage("learning")
         try:
-            result, memory = self._learn(draft, examples, memory and replace(memory, rows=rows), reason in DUE)
-        except Overtaken:
+            on_step = partial(self._before_step, chosen.logged, reason in DUE)
+            result, memory = self._learn(draft, examples, memory and replace(memory, rows=rows), on_step)
+        except (Overtaken, RunError):
             self._stage("waiting")
             raise
         reach = ceilings(examples, draft.kept_ids)
@@ -194,23 +195,17 @@ class OnlineTrainer:
         new = self._new_entries()
         return self._clock() - (self.replay.clock() - new[0].time_s if new else 0.0)
 
-    def _examples(self, chosen: Selection) -> list[TrainingExample]:
-        answers = self.replay.load([*chosen.new, *chosen.old])
-        if not answers:
-            raise RunError(
-                "the chosen answers were deleted from the log, so nothing is learnt; the next update takes newer ones"
-            )
-        examples = [training_example_of(answer, self.config, chosen.weights[answer.tenant]) for answer in answers]
-        return examples + [TrainingExample(sample, torch.ones(len(sample.response_ids))) for sample in chosen.offline]
-
     def parent(self) -> Version:
         """Return the version to train on. See `BaseDrafts.parent`."""
         return self._drafts.parent(self.state.working)
 
     def _learn(
-        self, draft: LanguageModel, examples: list[TrainingExample], memory: Memory | None, may_end: bool
+        self,
+        draft: LanguageModel,
+        examples: list[TrainingExample],
+        memory: Memory | None,
+        on_step: Callable[[int], None],
     ) -> tuple[UpdateResult, Memory | None]:
-        seed = self.settings.seed + self.state.updates
         return learn(
             draft,
             examples,
@@ -218,13 +213,14 @@ class OnlineTrainer:
             self.settings.loss,
             memory=memory,
             states=self._drafts.states_for(draft),
-            seed=seed,
-            on_step=lambda step: self._before_step(step, may_end),
+            seed=self.settings.seed + self.state.updates,
+            on_step=on_step,
         )
 
-    def _before_step(self, step: int, may_end: bool) -> None:
+    def _before_step(self, learnt: Sequence[LogEntry], may_end: bool, step: int) -> None:
         if step:
             self._on_stage("learning")
+        self.replay.check_there(learnt)
         if may_end and self._is_urgent(TrainerControl.read(self.layout.control)):
             raise Overtaken
 
@@ -236,7 +232,7 @@ class OnlineTrainer:
         self, draft: LanguageModel, parent: Version, chosen: Selection, result: UpdateResult, reason: str
     ) -> Version:
         self._stage("saving")
-        numbers = [entry.number for entry in (*chosen.old, *chosen.new)]
+        numbers = [entry.number for entry in chosen.logged]
         trained = {"update": self.state.updates, "reason": reason, "parent": parent.name, **result.to_json()}
         draft.model.to("cpu")
 
@@ -245,7 +241,7 @@ class OnlineTrainer:
             self._stage("registering")
 
         requests = min(numbers), max(numbers)
-        with self.replay.still_there([*chosen.old, *chosen.new]):
+        with self.replay.still_there(chosen.logged):
             return self.registry.add(write, parent=parent.name, requests=requests, metrics=trained)
 
     def _remember(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,32 @@ def test_an_update_without_memory_is_tried_again(
     said = [line for line in capsys.readouterr().err.splitlines() if "no update" in line]
     assert [line.split()[5] for line in said] == ["0.5", "1"]
     assert "out of memory; lower adapt.batch_tokens: " in said[0]
+
+
+def test_text_of_a_deleted_tenant_is_out_of_memory_before_the_trainer_waits(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    replay: ReplayLog,
+    answer: Answer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill(replay, answer, 6, tenant="gone")
+    log, learn, kept = ReplayLog(settings.layout.replay), trainer.learn, list[weakref.ref[Any]]()
+
+    def learning(draft: Any, examples: Any, *own: Any, **named: Any) -> Any:
+        kept.extend(weakref.ref(example.weights) for example in examples)
+        return learn(draft, examples, *own, **named)
+
+    def delete(stage: str) -> None:
+        if stage == "learning":
+            log.delete_tenant("gone")
+
+    monkeypatch.setattr(trainer, "learn", learning)
+    found = list[list[bool]]()
+    run_trainer(
+        changed(settings, every_requests=4),
+        lambda: bool(found),
+        on_stage=delete,
+        wait=lambda seconds: found.append([ref() is not None for ref in kept]),
+    )
+    assert found == [[False] * 6]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -220,6 +221,36 @@ def test_no_version_comes_of_a_tenant_deleted_while_it_was_learnt_from(
     version = trainer.update("asked")
     assert version is not None
     assert (version.first_request, version.last_request) == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "steps", "outcome"),
+    [("gone", 2, pytest.raises(RunError, match="was deleted while")), ("never-here", 3, nullcontext())],
+)
+def test_an_update_ends_before_its_next_step_if_a_tenant_is_deleted_that_it_learns_from(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    replay: ReplayLog,
+    answer: Answer,
+    tenant: str,
+    steps: int,
+    outcome: AbstractContextManager[object],
+) -> None:
+    fill(replay, answer, 5, tenant="stays")
+    fill(replay, answer, 5, 5, tenant="gone")
+    log, stages = ReplayLog(settings.layout.replay), list[str]()
+
+    def delete(reached: str) -> None:
+        stages.append(reached)
+        if stages.count("learning") == 2 and reached == "learning":
+            log.delete_tenant(tenant)
+
+    trainer = OnlineTrainer(changed(settings, epochs=3), on_stage=delete)
+    with outcome:
+        trainer.update("asked")
+    assert stages.count("learning") == steps
+    assert stages[-1] == "waiting"
+    assert len(registry.versions("candidate")) == ("saving" in stages) == (tenant == "never-here")
 
 
 @pytest.mark.parametrize("after", [1, 2])
