@@ -243,7 +243,7 @@ class Adaptation:
             **drafts,
             "log": self.log_figures(),
             "trainer": self.trainer.figures(state),
-            "cpu_s_per_gained_token": state.cpu_s / gained if gained > 0 else None,
+            "cpu_s_per_gained_token": state.cpu_s_per(gained),
             "device_s_per_gained_token": state.seconds / gained if gained > 0 else None,
         }
 

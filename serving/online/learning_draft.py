@@ -86,6 +86,11 @@ class LearningDraft:
         """Its name for a record, nothing for a server's only draft."""
         return {"draft": self.name} if self.name else {}
 
+    @property
+    def gained_tokens(self) -> float:
+        """Tokens that it was accepted more than its first version would have been."""
+        return self.served.accepted_gain(self.registry.get(self.base).served_as)
+
     def figures(self) -> dict[str, Any]:
         """Return its state as plain values."""
         suspicion = self.gatekeeper.suspicion  # the gate's thread changes it
@@ -94,7 +99,7 @@ class LearningDraft:
             "waiting_for": self.gatekeeper.waiting_for,
             "suspected": None if suspicion is None else suspicion.reason,
             "served": self.served.figures(),
-            "gained_tokens": self.served.accepted_gain(self.registry.get(self.base).served_as),
+            "gained_tokens": self.gained_tokens,
         }
 
     def of_pool(self) -> dict[str, Any]:

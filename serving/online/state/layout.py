@@ -146,7 +146,8 @@ class _Message:
         return replace(self, **changes)
 
 
-ADDED = ("updates", "learnt", "skipped", "capped", "cpu_s", "seconds")  # what the states of several drafts add up
+# What the states of several drafts add up.
+ADDED = ("updates", "learnt", "skipped", "capped", "cpu_s", "loading_cpu_s", "judging_cpu_s", "seconds")
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,10 @@ class TrainerState(_Message):
     learnt: int = 0  # new answers it learnt from
     skipped: int = 0  # new answers it had no time for
     capped: int = 0  # new answers learnt from at less than full weight, because their tenant was over its share
-    cpu_s: float = 0.0
-    seconds: float = 0.0
+    cpu_s: float = 0.0  # processor time of learning
+    loading_cpu_s: float = 0.0  # of choosing and loading for updates, and of saving what they made
+    judging_cpu_s: float = 0.0
+    seconds: float = 0.0  # wall time of learning
     working: str | None = None  # last candidate, trained further unless it is refused
     quarantined: str | None = None  # why it must not be restarted
     stage: str = "starting"
@@ -177,6 +180,15 @@ class TrainerState(_Message):
         """Share of the new answers that it had no time for."""
         new = self.learnt + self.skipped
         return self.skipped / new if new else 0.0
+
+    @property
+    def cpu_s_by_work(self) -> dict[str, float]:
+        """Processor time of judging and of updates that ended."""
+        return {"loading": self.loading_cpu_s, "judging": self.judging_cpu_s, "learning": self.cpu_s}
+
+    def cpu_s_per(self, tokens: float) -> float | None:
+        """Return the processor time of all work for each of `tokens`. None: there are none."""
+        return sum(self.cpu_s_by_work.values()) / tokens if tokens > 0 else None
 
     @classmethod
     def sum_of(cls, states: Sequence[TrainerState]) -> TrainerState:

@@ -91,11 +91,13 @@ class OnlineTrainer:
 
     def judge(self) -> bool:
         """Score a few answers for the gate. Return False if nothing is to be scored now."""
+        began_s = time.process_time()
         self.control = TrainerControl.read(self.layout.control)
         if self.control.paused or not self.scorer.work(self.control.suspected):
             if self.state.stage == "judging":
                 self._stage("waiting")
             return False
+        self.state = self.state.with_(judging_cpu_s=self.state.judging_cpu_s + time.process_time() - began_s)
         self._stage("judging")
         return True
 
@@ -139,7 +141,7 @@ class OnlineTrainer:
             ConfigError: the log and the draft do not fit.
             Overtaken: of one that was due by itself. What it would have learnt from waits for the next one.
         """
-        began_s = self._clock()
+        began_s, began_cpu_s = self._clock(), time.process_time()
         self._stage("selecting")
         new = self._new_entries(self.replay.newest_number())
         new = new[: len(new) - left]
@@ -160,7 +162,7 @@ class OnlineTrainer:
         reach = ceilings(examples, draft.kept_ids)
         result = replace(result, new_ids=rows.new if rows is not None else 0, ceiling=reach)
         version = None if result.problem else self._save(draft, parent, chosen, result, reason)
-        self._remember(up_to, result, version, chosen, skipped)
+        self._remember(up_to, result, version, chosen, skipped, time.process_time() - began_cpu_s)
         if version is not None and memory is not None:
             self._memory.write(version.name, memory)
         self._since_s = began_s
@@ -245,7 +247,7 @@ class OnlineTrainer:
             return self.registry.add(write, parent=parent.name, requests=requests, metrics=trained)
 
     def _remember(
-        self, up_to: int, result: UpdateResult, version: Version | None, chosen: Selection, skipped: int
+        self, up_to: int, result: UpdateResult, version: Version | None, chosen: Selection, skipped: int, cpu_s: float
     ) -> None:
         state = self.state
         self.state = state.with_(
@@ -257,6 +259,7 @@ class OnlineTrainer:
             skipped=state.skipped + skipped,
             capped=state.capped + chosen.capped,
             cpu_s=state.cpu_s + result.cpu_s,
+            loading_cpu_s=state.loading_cpu_s + cpu_s - result.cpu_s,
             seconds=state.seconds + result.seconds,
             working=version.name if version is not None else None,
             last=result.to_json(),

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import nan
 from typing import Any
 
 from distillspec.serving.server.bridge.figure import Figure, Tile, counter, counters, duration, gauge, size, text
 
 DECISIONS = ("promoted", "inconclusive", "refused")
+WORK = ("loading", "judging", "learning")  # of the trainer
 DROPS = ("memory", "queue", "disk", "error", "incomplete", "capped", "redacted", "deleted")
 STAGES = (
     *("off", "gone", "elsewhere", "waiting_for_text", "starting", "waiting", "judging", "selecting"),
@@ -73,13 +75,21 @@ class OnlineFigures:
         status="trainer.starts",
         tile=Tile("starts"),
     )
-    trainer_cpu_s: float = counter(
+    trainer_cpu_s: Mapping[str, float] = counters(
         "trainer_cpu_seconds",
         "seconds",
-        "Processor time of updates",
-        0.0,
-        status="trainer.cpu_s",
-        tile=Tile("processor time", lambda o: duration(o.trainer_cpu_s)),
+        "Processor time of judging and of updates that ended",
+        "work",
+        WORK,
+        tile=Tile("processor time", lambda o: o.processor_time),
+    )
+    cpu_s_per_gained_token: float | None = gauge(
+        "trainer_cpu_seconds_per_gained_token",
+        "Its processor time by tokens that learning gained, NaN for none",
+        None,
+        number=lambda s: nan if s is None else s,
+        status="cpu_s_per_gained_token",
+        tile=Tile("per token gained", lambda o: o.time_per_token),
     )
     trainer_s: float = counter("trainer_seconds", "seconds", "Wall time of updates", 0.0)
     lag: int = gauge(
@@ -137,6 +147,16 @@ class OnlineFigures:
     )
     suspected: bool = gauge("draft_suspected", "1 while a draft is suspected: worse than before, or not judged", False)
     alarms: int = counter("online_alarms", "alarms", "Alarms of online adaptation")
+
+    @property
+    def processor_time(self) -> str:
+        """Text of its tile."""
+        return ", ".join([f"{duration(self.trainer_cpu_s.get(work, 0.0))} {work}" for work in WORK])
+
+    @property
+    def time_per_token(self) -> str:
+        """Text of its tile."""
+        return "–" if self.cpu_s_per_gained_token is None else duration(self.cpu_s_per_gained_token)
 
     @property
     def gate(self) -> str:

@@ -29,7 +29,7 @@ STATUS = {  # the fields of GET /admin/online. None: its fields are not listed h
     "trainer": dict.fromkeys(
         [
             *("pid", "starts", "stage", "updates", "lag", "learnt", "skipped", "capped", "drop_rate", "cpu_s"),
-            *("share", "drift", "quarantined", "failing", "paused"),
+            *("cpu_s_by_work", "share", "drift", "quarantined", "failing", "paused"),
         ]
     ),
     "gained_tokens": None,

@@ -337,3 +337,20 @@ def test_a_draft_with_another_tokenizer_than_the_logs_is_refused(
     fill(foreign, answer, 5)
     with pytest.raises(ConfigError, match="different tokenizers"):
         run_trainer(changed(settings), lambda: False, once=True)
+
+
+def test_processor_time_is_counted_by_kind_of_work(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    fill(replay, answer, 6)
+    trainer = OnlineTrainer(changed(settings, every_requests=4))
+    trainer.update("asked")
+    updated = TrainerState.read(settings.layout.state).cpu_s_by_work
+    assert updated["judging"] == 0.0 < min(updated["loading"], updated["learning"])
+    fill(replay, answer, 4, 6)
+    assert trainer.judge()
+    state = TrainerState.read(settings.layout.state)
+    assert state.cpu_s_by_work == updated | {"judging": state.judging_cpu_s}
+    assert state.judging_cpu_s > 0.0
+    assert state.cpu_s_per(2) == pytest.approx(sum(state.cpu_s_by_work.values()) / 2)
+    assert state.cpu_s_per(0) is None

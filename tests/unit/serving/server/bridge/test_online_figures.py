@@ -17,7 +17,7 @@ def test_each_field_is_declared_and_each_metric_once() -> None:
     declared = declarations()
     assert list(declared) == [field.name for field in fields(OnlineFigures)]
     metrics = [figure.metric for figure in declared.values() if figure.metric is not None]
-    assert len(metrics) == len(set(metrics)) == 22
+    assert len(metrics) == len(set(metrics)) == 23
     assert {name for name, figure in declared.items() if figure.metric is None} == {
         name for name, figure in declared.items() if figure.kind == "text"
     }
@@ -44,7 +44,8 @@ LEARNING = OnlineFigures(
     stage="waiting_for_text",
     updates=3,
     starts=1,
-    trainer_cpu_s=0.25,
+    trainer_cpu_s={"loading": 0.5, "learning": 0.25},
+    cpu_s_per_gained_token=0.004,
     lag=7,
     answers=12,
     bytes=3 << 19,
@@ -61,7 +62,8 @@ def test_the_tiles_show_the_declared_figures() -> None:
         ("trainer", "waiting for text"),
         ("updates", "3"),
         ("starts", "1"),
-        ("processor time", "250 ms"),
+        ("processor time", "500 ms loading, 0.0 ms judging, 250 ms learning"),
+        ("per token gained", "4.0 ms"),
         ("answers to learn from", "7"),
         ("log", "12 answers, 1.5 MiB"),
         ("left out of the log", "5"),
@@ -72,6 +74,7 @@ def test_the_tiles_show_the_declared_figures() -> None:
     ]
     waiting = replace(LEARNING, waiting_for="3 of 24 held-out requests", serving=None)
     assert tiles(waiting)[-2:] == [("serving", "–"), ("gate", "waits: has 3 of 24 held-out requests")]
+    assert ("per token gained", "–") in tiles(OnlineFigures())
 
 
 def test_a_new_figure_brings_its_tile_its_trouble_and_its_place() -> None:

@@ -33,7 +33,8 @@ FIGURES = OnlineFigures(
     failing="5 times in a row",
     starts=43,
     updates=47,
-    trainer_cpu_s=53.5,
+    trainer_cpu_s={"loading": 53.5, "learning": 71.5},
+    cpu_s_per_gained_token=0.5,
     trainer_s=59.5,
     lag=61,
     skipped=67,
@@ -62,7 +63,8 @@ STATE = {
     "failing": "5 times in a row",
     "starts": 43,
     "updates": 47,
-    "trainer_cpu_s": 53.5,
+    "trainer_cpu_s": {"loading": 53.5, "learning": 71.5},
+    "cpu_s_per_gained_token": 0.5,
     "trainer_s": 59.5,
     "lag": 61,
     "skipped": 67,
@@ -98,9 +100,14 @@ distillspec:trainer_updates_total{model_name="m"} 47.0
 # HELP distillspec:trainer_starts_total Starts of the embedded trainer's process
 # TYPE distillspec:trainer_starts_total counter
 distillspec:trainer_starts_total{model_name="m"} 43.0
-# HELP distillspec:trainer_cpu_seconds_total Processor time of updates
+# HELP distillspec:trainer_cpu_seconds_total Processor time of judging and of updates that ended
 # TYPE distillspec:trainer_cpu_seconds_total counter
-distillspec:trainer_cpu_seconds_total{model_name="m"} 53.5
+distillspec:trainer_cpu_seconds_total{model_name="m",work="loading"} 53.5
+distillspec:trainer_cpu_seconds_total{model_name="m",work="judging"} 0.0
+distillspec:trainer_cpu_seconds_total{model_name="m",work="learning"} 71.5
+# HELP distillspec:trainer_cpu_seconds_per_gained_token Its processor time by tokens that learning gained, NaN for none
+# TYPE distillspec:trainer_cpu_seconds_per_gained_token gauge
+distillspec:trainer_cpu_seconds_per_gained_token{model_name="m"} 0.5
 # HELP distillspec:trainer_seconds_total Wall time of updates
 # TYPE distillspec:trainer_seconds_total counter
 distillspec:trainer_seconds_total{model_name="m"} 59.5
