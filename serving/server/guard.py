@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distillspec.config import ServerConfig
 from distillspec.serving.server.http.errors import ApiError, bad_request
+from distillspec.serving.server.http.wrong_keys import SLOWED_DOWN
 from distillspec.serving.server.observability.logs import REQUEST_ID, access
 from distillspec.serving.server.observability.metrics import Metrics
 
@@ -96,7 +97,7 @@ class Guard:
         route = getattr(scope.get("route"), "path", UNMATCHED)
         status = answer.status or 499
         self.metrics.observe_http(route, status)
-        if _refuses_work(status, route, scope["path"]):
+        if answer.code == SLOWED_DOWN or _refuses_work(status, route, scope["path"]):
             self.metrics.observe_refusal(_reason(status, answer.code))
         if scope["path"] in QUIET and status < 400:
             return
@@ -211,4 +212,6 @@ def _reason(status: int, code: str | None) -> str:
     """Return the label under which /metrics counts a refusal."""
     if code in ("queue_full", "draining", "engine_dead", "too_large"):
         return code
+    if code == SLOWED_DOWN:
+        return "unauthorised"
     return {400: "invalid", 401: "unauthorised", 403: "unauthorised", 413: "too_large"}.get(status, "other")

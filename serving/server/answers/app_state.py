@@ -25,6 +25,7 @@ from distillspec.serving.server.bridge.engine_thread import StepReport
 from distillspec.serving.server.bridge.online_control import OnlineControl
 from distillspec.serving.server.http.errors import full
 from distillspec.serving.server.http.keys import KeyRing
+from distillspec.serving.server.http.wrong_keys import WrongKeys
 from distillspec.serving.server.observability.domains import IDLE_S, Domains
 from distillspec.serving.server.observability.metrics import Metrics
 from distillspec.serving.server.observability.telemetry import Telemetry
@@ -55,6 +56,7 @@ class AppState:
     online: OnlineControl | None = None
     bridge: EngineBridge = field(init=False)
     domains: Domains = field(init=False)
+    wrong_keys: WrongKeys = field(default_factory=WrongKeys)
     started: int = field(default_factory=lambda: int(time.time()))
     closing: asyncio.Event = field(default_factory=asyncio.Event)  # set when long-lived streams should end
     _admin_work: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -6,11 +6,11 @@ from fastapi import Request as HttpRequest
 
 from distillspec.serving.server.answers.app_state import app_state_of
 from distillspec.serving.server.http.errors import ApiError
-from distillspec.serving.server.http.keys import ADMIN_KEY
+from distillspec.serving.server.http.keys import ADMIN_KEY, KeyRing
 
 
 async def tenant(request: HttpRequest) -> str:
-    """Return the request's tenant. Raise ApiError 401 if keys are set and the request has none of them.
+    """Return the request's tenant. Raise ApiError 401 or 429 if keys are set and the request has none of them.
 
     The admin key is accepted too.
     """
@@ -19,7 +19,7 @@ async def tenant(request: HttpRequest) -> str:
     scheme, _, key = (header or "").partition(" ")
     if state.keys and scheme.lower() == "bearer" and state.admin.tenant(key.strip()) is not None:
         return "admin"
-    return state.keys.require(header)
+    return _require(request, state.keys)
 
 
 async def check_dashboard_access(request: HttpRequest) -> None:
@@ -39,7 +39,7 @@ async def check_metrics_access(request: HttpRequest) -> None:
 
 
 async def check_admin_access(request: HttpRequest) -> None:
-    """Raise ApiError 401 for a missing or wrong admin key, 403 if the server has none."""
+    """Raise ApiError 401 or 429 for a missing or wrong admin key, 403 if the server has none."""
     state = app_state_of(request)
     if not state.admin:
         raise ApiError(
@@ -48,4 +48,15 @@ async def check_admin_access(request: HttpRequest) -> None:
             kind="permission_error",
             code="admin_disabled",
         )
-    state.admin.require(request.headers.get("authorization"))
+    _require(request, state.admin)
+
+
+def _require(request: HttpRequest, keys: KeyRing) -> str:
+    """Return the tenant of the request's key. Raise ApiError 401, or 429 while the client's address is slowed down."""
+    header = request.headers.get("authorization")
+    try:
+        return keys.require(header)
+    except ApiError:
+        address = request.client.host if request.client else ""
+        app_state_of(request).wrong_keys.check(address, given=bool(header))
+        raise

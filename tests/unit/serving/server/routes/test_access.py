@@ -9,6 +9,7 @@ import pytest
 from distillspec.config import ServerConfig
 from distillspec.errors import ConfigError
 from distillspec.serving.server.http.keys import KeyRing, load_admin_key
+from distillspec.serving.server.http.wrong_keys import WrongKeys
 
 from ..conftest import ADMIN_KEY, API_KEY, Running, Serve
 
@@ -78,3 +79,22 @@ def test_admin_without_a_key_is_closed(served: Running) -> None:
     reply = served.http.get("/admin/drafts")
     assert reply.status_code == 403
     assert "server.admin_key_file" in reply.json()["error"]["message"]
+
+
+def test_wrong_keys_are_slowed_down_and_right_ones_pass(guarded: Running) -> None:
+    def status(path: str, key: str | None) -> int:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        reply = guarded.http.get(path, headers=headers)
+        if reply.status_code == 429:
+            assert reply.json()["error"]["code"] == "too_many_wrong_keys"
+            assert int(reply.headers["Retry-After"]) >= 1
+        return reply.status_code
+
+    now_s = 1000.0
+    guarded.state.wrong_keys = WrongKeys(lambda: now_s)
+    assert [status("/v1/models", f"wrong-key-{guess}") for guess in range(12)] == [401] * 10 + [429] * 2
+    for path in ("/v1/models", "/dashboard/events", "/admin/drafts"):
+        assert (status(path, "wrong-key-here"), status(path, None)) == (429, 429)
+    assert (status("/v1/models", API_KEY), status("/v1/models", ADMIN_KEY)) == (200, 200)
+    assert status("/admin/controller", ADMIN_KEY) == 200
+    assert 'requests_refused_total{model_name="tiny",reason="unauthorised"} 18.0' in guarded.http.get("/metrics").text
