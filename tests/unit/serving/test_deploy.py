@@ -1,4 +1,4 @@
-"""The files of `serving/deploy`: the systemd unit is valid, and the Dockerfile's names exist."""
+"""The files of `serving/deploy`: the systemd unit is valid and hardened, and the Dockerfile's names exist."""
 
 from __future__ import annotations
 
@@ -32,6 +32,57 @@ def test_the_systemd_unit_is_one(tmp_path: Path) -> None:
 def test_the_unit_keeps_text_private_and_does_not_repeat_a_mistake() -> None:
     lines = (DEPLOY / "distillspec.service").read_text().splitlines()
     assert {"UMask=0077", "RestartPreventExitStatus=2", "Restart=on-failure"} <= set(lines)
+
+
+HARDENING = {
+    "NoNewPrivileges": "true",
+    "CapabilityBoundingSet": "",
+    "PrivateTmp": "true",
+    "ProtectSystem": "strict",
+    "ProtectHome": "true",
+    "ProtectProc": "invisible",
+    "ProtectKernelTunables": "true",
+    "ProtectKernelModules": "true",
+    "ProtectKernelLogs": "true",
+    "ProtectControlGroups": "true",
+    "ProtectClock": "true",
+    "ProtectHostname": "true",
+    "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX",
+    "RestrictNamespaces": "true",
+    "RestrictRealtime": "true",
+    "RestrictSUIDSGID": "true",
+    "LockPersonality": "true",
+    "SystemCallFilter": "@system-service",
+    "SystemCallErrorNumber": "EPERM",
+    "SystemCallArchitectures": "native",
+    "DevicePolicy": "closed",
+    "DeviceAllow": "char-nvidia* rw",
+}
+BREAKS_SERVING = {"MemoryDenyWriteExecute", "PrivateDevices", "PrivateNetwork", "ProcSubset"}
+
+
+def directives() -> dict[str, str]:
+    """Return the values of the unit's directives by name, the last one where a name comes several times."""
+    lines = (DEPLOY / "distillspec.service").read_text().splitlines()
+    return dict(line.partition("=")[::2] for line in lines if "=" in line and not line.startswith("#"))
+
+
+@pytest.mark.parametrize("name", sorted(HARDENING))
+def test_the_unit_is_hardened(name: str) -> None:
+    assert directives().get(name) == HARDENING[name]
+
+
+def test_the_unit_leaves_what_serving_needs() -> None:
+    """Machine code written by torch, GPUs, the network, and what /proc says of processor and memory."""
+    assert not BREAKS_SERVING & set(directives())
+
+
+def test_compiler_and_trainer_have_folders_to_write_to() -> None:
+    """All else is read-only under ProtectSystem=strict. The cache of built kernels lies in the state folder."""
+    unit = directives()
+    state = f"/var/lib/{unit['StateDirectory']}"
+    assert unit["WorkingDirectory"] == state
+    assert unit["Environment"].startswith(f"XDG_CACHE_HOME={state}/")
 
 
 def test_the_commands_of_unit_and_container_are_settings() -> None:
