@@ -12,7 +12,7 @@ from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.requests import CompletionOutput, RequestOutput, RequestStats
 from distillspec.serving.base.rows import BatchView
 from distillspec.serving.server.bridge.engine_thread import StepReport
-from distillspec.serving.server.observability.telemetry import VERSIONS, Telemetry
+from distillspec.serving.server.observability.telemetry import TREES, VERSIONS, Telemetry
 from distillspec.serving.step.output import StepOutput
 
 from ..conftest import Serve
@@ -24,7 +24,12 @@ def step(rows: Mapping[str, tuple[int, int]], versions: Mapping[str, str]) -> St
         RowResult.chain(source, depth=depth, accepted=accepted, emitted=accepted + 1, source=source)
         for source, (accepted, depth) in rows.items()
     )
-    result = StepResult(found, BatchView((), 0), Plan(()), 0, 0.0, 0.0, 0.1)
+    return report(found, versions)
+
+
+def report(rows: tuple[RowResult, ...], versions: Mapping[str, str]) -> StepReport:
+    """Return a step of these rows."""
+    result = StepResult(rows, BatchView((), 0), Plan(()), 0, 0.0, 0.0, 0.1)
     return StepReport(StepOutput(result=result), running=1, waiting=0, cached_tokens=1, versions=versions)
 
 
@@ -98,3 +103,13 @@ def test_the_drafts_in_use_are_named_before_the_first_step(serve: Serve) -> None
     running.wait_until_idle()
     assert running.state.telemetry.state()["swaps"] == []
     assert 'distillspec:draft_swaps_total{model_name="tiny"} 0.0' in running.http.get("/metrics").text
+
+
+def test_the_last_trees_are_kept_and_no_chains() -> None:
+    telemetry = Telemetry(slots=2)
+    drafted = [RowResult("a", 2, 3, 1, 2, parents=(-1, -1, number % 2), path=(0,)) for number in range(TREES + 1)]
+    for row in (RowResult.chain("b", depth=2, accepted=2, emitted=3), *drafted):
+        telemetry.observe_step(report((row,), {}))
+    trees = telemetry.state()["trees"]
+    assert trees == [{"parents": row.parents, "path": row.path} for row in drafted[1:]]
+    assert json.loads(json.dumps(trees))[0] == {"parents": [-1, -1, 1], "path": [0]}

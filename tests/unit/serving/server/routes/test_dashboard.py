@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from distillspec.serving.server.observability.telemetry import TREES
+
 from ...browser import PHONE, shows
 from ...conftest import ticks
 from ..conftest import API_KEY, Running, Serve, make_engine, start
@@ -88,3 +90,20 @@ def test_a_server_without_adaptation_says_how_to_begin(page: Any, live: Running)
     page.goto(live.url)
     shows(page, "#offline", "online=on")
     assert not page.is_visible("#adapting")
+
+
+def test_the_last_trees_are_drawn_with_their_accepted_paths(page: Any, serve: Serve) -> None:
+    running = serve(engine={"drafts": True, "tree": "topk", "widths": [2, 2], "speculation_length": 2})
+    running.complete(max_tokens=40)
+    running.wait_until_idle()
+    trees = running.state.telemetry.state()["trees"]
+    assert len(trees) == TREES
+    assert any(tree["path"] for tree in trees)
+    page.goto(running.url)
+    page.wait_for_selector("#trees circle", state="attached")
+    assert page.locator("#trees line").count() == sum(len(tree["parents"]) for tree in trees)
+    assert page.locator("#trees line.taken").count() == sum(len(tree["path"]) for tree in trees)
+    spots = page.eval_on_selector_all(
+        "#trees circle", "all => all.map(one => `${one.cx.baseVal.value} ${one.cy.baseVal.value}`)"
+    )
+    assert len(set(spots)) == len(spots) == sum(1 + len(tree["parents"]) for tree in trees), "a node hides another"
