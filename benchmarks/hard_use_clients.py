@@ -1,13 +1,15 @@
-"""Clients of the hard-use benchmarks: greedy streams that must all agree, and mutated bodies."""
+"""Clients of the hard-use benchmarks: greedy streams that must all agree, mutated bodies, and a busy operator."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import re
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +26,7 @@ BODIES = (
     ("/tokenize", TOKENIZE),
     ("/detokenize", DETOKENIZE),
 )
+Bodies = Sequence[tuple[str, dict[str, Any]]]
 FIELDS = (
     *("n", "stop", "logprobs", "seed", "stream", "stream_options", "logit_bias"),
     *("speculation", "min_p", "user", "x"),
@@ -33,7 +36,9 @@ VALUES: tuple[Any, ...] = (
     *("", "x", "\0", "\ud800", "é" * 99, "x" * 999, [], [[]], ["x"], [0, 10**9], {}, {"a": [{}]}, {"0": 1e9}),
 )
 EXPECTED = {200, 400, 404, 413, 429}
+EXPECTED_OF_ADMIN = {200, 400, 404, 409}  # 409: the draft before the first one
 PATIENCE_S = 120.0
+JSON = {"Content-Type": "application/json", "Authorization": f"Bearer {ADMIN_KEY}"}
 
 
 @dataclass
@@ -55,12 +60,24 @@ async def admin(client: httpx.AsyncClient, method: str, path: str, **body: str) 
     return (await client.request(method, f"/admin/{path}", headers=headers, json=body or None)).json()
 
 
-def mutated(dice: random.Random) -> tuple[str, bytes]:
+def admin_bodies(versions: Sequence[str]) -> Bodies:
+    """Return the paths of /admin that change a server which learns, but for /admin/drain, each with a legal body."""
+    return (
+        *((f"/admin/drafts/{what}", {"draft": version}) for what in ("load", "promote") for version in versions),
+        ("/admin/drafts/rollback", {}),
+        ("/admin/controller", {"policy": "fixed", "max_length": 2}),
+        *((f"/admin/online/{what}", {}) for what in ("pause", "resume", "trigger")),
+        *(("/admin/replay/exclude", {"tenant": "default", "excluded": excluded}) for excluded in (True, False)),
+        ("/admin/replay/delete", {"tenant": "default"}),
+    )
+
+
+def mutated(dice: random.Random, bodies: Bodies = BODIES) -> tuple[str, bytes]:
     """Return a path, and a body with fields dropped, replaced or added, or bytes changed, cut off or doubled."""
-    path, body = dice.choice(BODIES)
+    path, body = dice.choice(bodies)
     changed = json.loads(json.dumps(body))
     for _ in range(dice.choice((1, 1, 1, 2, 3, 4))):
-        name = dice.choice([*body, *FIELDS])
+        name = dice.choice(dice.choice((tuple(body) or FIELDS, FIELDS)))
         if dice.random() < 0.2:
             changed.pop(name, None)
         else:
@@ -77,13 +94,27 @@ def mutated(dice: random.Random) -> tuple[str, bytes]:
     return path, bytes(raw)
 
 
-async def send_garbage(client: httpx.AsyncClient, dice: random.Random, tally: Tally) -> None:
-    """Send one mutated body."""
-    path, raw = mutated(dice)
+async def send_garbage(client: httpx.AsyncClient, dice: random.Random, tally: Tally, bodies: Bodies = BODIES) -> None:
+    """Send one mutated body, with the admin key."""
+    path, raw = mutated(dice, bodies)
     started_s = time.monotonic()
-    reply = await client.post(path, content=raw, headers={"Content-Type": "application/json"})
+    reply = await client.request(method_of(path), path, content=raw, headers=JSON)
     tally.slowest_s = max(tally.slowest_s, time.monotonic() - started_s)
-    tally.outcomes[f"garbage {reply.status_code}"] += 1
+    kind = "garbage to admin" if path.startswith("/admin") else "garbage"
+    tally.outcomes[f"{kind} {reply.status_code}"] += 1
+
+
+async def operate(client: httpx.AsyncClient, tally: Tally, bodies: Bodies) -> None:
+    """Send these bodies in turn, as a busy operator, until cancelled."""
+    for path, body in itertools.cycle(bodies):
+        reply = await client.request(method_of(path), path, json=body, headers=JSON)
+        tally.outcomes[f"admin {reply.status_code}"] += 1
+        await asyncio.sleep(0.5)
+
+
+def method_of(path: str) -> str:
+    """Return the method that changes something at this path."""
+    return "PATCH" if path == "/admin/controller" else "POST"
 
 
 async def read_stream(client: httpx.AsyncClient, events: int | None, tally: Tally) -> None:
