@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import nan
 from typing import Any
 
@@ -180,6 +180,12 @@ def set_in_status(figures: OnlineFigures, status: dict[str, Any]) -> None:
             for group in groups:
                 place = place.setdefault(group, {})
             place[key] = getattr(figures, name)
+
+
+def without_names(figures: OnlineFigures) -> OnlineFigures:
+    """Return the figures without texts that may name domains: names of drafts, and reasons."""
+    problem = figures.problem and "an operator sees why"
+    return replace(figures, problem=problem, serving=None, waiting_for=None, judged=())
 
 
 def tiles(figures: OnlineFigures) -> list[tuple[str, str]]:

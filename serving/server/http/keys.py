@@ -32,6 +32,11 @@ class KeyRing:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
+    @property
+    def tenants(self) -> frozenset[str]:
+        """The names that have a key."""
+        return frozenset(key.tenant for key in self._keys)
+
     def tenant(self, presented: str) -> str | None:
         """Return the tenant of a key, or None. Compares all keys, each in constant time."""
         digest, found = _digest(presented), None
@@ -39,6 +44,11 @@ class KeyRing:
             if hmac.compare_digest(key.digest, digest):
                 found = key.tenant
         return found
+
+    def tenant_of(self, authorization: str | None) -> str | None:
+        """Return the tenant of an Authorization header, or None for a missing or wrong key."""
+        scheme, _, key = (authorization or "").partition(" ")
+        return self.tenant(key.strip()) if scheme.lower() == "bearer" else None
 
     def require(self, authorization: str | None) -> str:
         """Return the tenant of an Authorization header, or "default" if there are no keys.
@@ -48,8 +58,7 @@ class KeyRing:
         """
         if not self._keys:
             return "default"
-        scheme, _, key = (authorization or "").partition(" ")
-        tenant = self.tenant(key.strip()) if scheme.lower() == "bearer" else None
+        tenant = self.tenant_of(authorization)
         if tenant is None:
             problem = "a wrong API key" if authorization else "no API key"
             raise ApiError(

@@ -18,6 +18,7 @@ from distillspec.serving.server.bridge.online_figures import OnlineFigures
 from distillspec.serving.server.observability.acceptance_counters import AcceptanceCounters
 from distillspec.serving.server.observability.online_metrics import OnlineMetrics
 from distillspec.serving.server.observability.selection_metrics import SelectionMetrics
+from distillspec.serving.server.observability.without_names import WithoutNames
 
 PREFIX = "distillspec:"
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -125,9 +126,9 @@ class Metrics:
         """Note that the engine has stopped for good."""
         self.up.set(0)
 
-    def text(self) -> bytes:
-        """Return the exposition that Prometheus scrapes."""
-        return generate_latest(self.registry)
+    def text(self, *, names: bool = True) -> bytes:
+        """Return the exposition that Prometheus scrapes. Without `names`, domains and drafts are added up."""
+        return generate_latest(self.registry if names else WithoutNames(self.registry))
 
     @staticmethod
     def _observe_seconds(histogram: Histogram, seconds: float | None) -> None:

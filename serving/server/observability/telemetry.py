@@ -47,9 +47,9 @@ class _Version:
         for counter in (self.total, self.domains.setdefault(domain, AcceptanceCounter())):
             counter.add(trials)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, names: bool) -> dict[str, Any]:
         total = self.total
-        domains = {name: counter.rate for name, counter in sorted(self.domains.items())}
+        domains = {name: counter.rate for name, counter in sorted(self.domains.items()) if names}
         return {"rate": total.rate, "tried": total.tried, "by_position": total.by_position, "domains": domains}
 
 
@@ -136,15 +136,15 @@ class Telemetry:
         self.points += 1
         return point
 
-    def state(self) -> dict[str, Any]:
-        """Return all figures but the history: totals, acceptance, swaps, percentiles."""
+    def state(self, *, names: bool = True) -> dict[str, Any]:
+        """Return all figures but the history: totals, acceptance, swaps, percentiles. `names`: by domain too."""
         return {
             "slots": self.slots,
             "tokens": self.tokens,
             "requests": self.requests,
             "draft_version": ", ".join(self._versions.values()),
             "in_use": self._in_use(),
-            "acceptance": {name: version.as_json() for name, version in self._by_version.items()},
+            "acceptance": {name: version.as_json(names) for name, version in self._by_version.items()},
             "swaps": list(self.swaps),
             "trees": list(self.trees),
             "online": asdict(self.online),

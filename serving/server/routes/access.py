@@ -15,15 +15,13 @@ async def tenant(request: HttpRequest) -> str:
     The admin key is accepted too.
     """
     state = app_state_of(request)
-    header = request.headers.get("authorization")
-    scheme, _, key = (header or "").partition(" ")
-    if state.keys and scheme.lower() == "bearer" and state.admin.tenant(key.strip()) is not None:
+    if state.keys and _has_admin_key(request):
         return "admin"
     return _require(request, state.keys)
 
 
 async def check_dashboard_access(request: HttpRequest) -> None:
-    """Check the key for the dashboard's figures, which cover all tenants."""
+    """Check the key for the dashboard's figures, which cover all tenants. `sees_names` says what they may name."""
     state = app_state_of(request)
     if state.config.metrics_key == "admin":
         await check_admin_access(request)
@@ -38,6 +36,17 @@ async def check_metrics_access(request: HttpRequest) -> None:
         await check_dashboard_access(request)
 
 
+def sees_names(request: HttpRequest) -> bool:
+    """Return True if figures may name domains and drafts, and give reasons of verdicts, to the sender of the request.
+
+    With an admin key and several tenants this takes the admin key, unless `server.metrics_key=none` opens /metrics.
+    """
+    state = app_state_of(request)
+    if state.config.metrics_key == "none" or not state.admin or len(state.keys.tenants) < 2:
+        return True
+    return _has_admin_key(request)
+
+
 async def check_admin_access(request: HttpRequest) -> None:
     """Raise ApiError 401 or 429 for a missing or wrong admin key, 403 if the server has none."""
     state = app_state_of(request)
@@ -49,6 +58,10 @@ async def check_admin_access(request: HttpRequest) -> None:
             code="admin_disabled",
         )
     _require(request, state.admin)
+
+
+def _has_admin_key(request: HttpRequest) -> bool:
+    return app_state_of(request).admin.tenant_of(request.headers.get("authorization")) is not None
 
 
 def _require(request: HttpRequest, keys: KeyRing) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import asdict
 from importlib.resources import files
 
 from fastapi import APIRouter, Depends
@@ -12,8 +13,8 @@ from starlette.responses import HTMLResponse
 
 from distillspec.serving.server.answers.app_state import AppState, app_state_of
 from distillspec.serving.server.answers.stream import EventStream, event
-from distillspec.serving.server.bridge.online_figures import tiles, troubles
-from distillspec.serving.server.routes.access import check_dashboard_access
+from distillspec.serving.server.bridge.online_figures import tiles, troubles, without_names
+from distillspec.serving.server.routes.access import check_dashboard_access, sees_names
 
 router = APIRouter(tags=["dashboard"])
 POLL_S = 0.5  # between checks for a new point
@@ -34,27 +35,29 @@ async def page() -> HTMLResponse:
 async def events(request: HttpRequest) -> EventStream:
     """Stream the figures as server-sent events: the last minutes first, then one point a second."""
     state = app_state_of(request)
-    return EventStream(_figures(state))
+    return EventStream(_figures(state, sees_names(request)))
 
 
-async def _figures(state: AppState) -> AsyncGenerator[bytes]:
+async def _figures(state: AppState, names: bool) -> AsyncGenerator[bytes]:
     telemetry = state.telemetry
     seen, history = telemetry.points, list(telemetry.history)
-    yield event({"model": state.model, "history": history, "state": _current(state)})
+    yield event({"model": state.model, "history": history, "state": _current(state, names)})
     while not state.closing.is_set():
         await asyncio.sleep(POLL_S)
         if seen < telemetry.points:  # by number: clocks are set back
             new = list(telemetry.history)[seen - telemetry.points :]
             seen = telemetry.points
-            yield event({"history": new, "state": _current(state)})
+            yield event({"history": new, "state": _current(state, names)})
 
 
-def _current(state: AppState) -> dict[str, object]:
-    override, online = state.controller.override, state.telemetry.online
+def _current(state: AppState, names: bool) -> dict[str, object]:
+    override, figures = state.controller.override, state.telemetry.state(names=names)
+    online = state.telemetry.online if names else without_names(state.telemetry.online)
     return {
-        **state.telemetry.state(),
+        **figures,
+        "online": asdict(online),
         "learning": {"tiles": tiles(online), "trouble": " ".join(troubles(online))},
-        "drafts": state.metrics.selection.table(),
+        "drafts": state.metrics.selection.table() if names else [],
         "draft_steps": state.metrics.selection.steps(),
         "verification": state.engine.settings.verification,
         "policy": override.policy,

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from distillspec import __version__
 from distillspec.serving.server.answers.app_state import app_state_of
-from distillspec.serving.server.routes.access import check_metrics_access
+from distillspec.serving.server.routes.access import check_metrics_access, sees_names
 
 router = APIRouter(tags=["operations"])
 
@@ -28,7 +28,8 @@ async def health(request: HttpRequest) -> dict[str, str]:
 @router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(check_metrics_access)])
 async def metrics(request: HttpRequest) -> Response:
     """Return the metrics in Prometheus' text format."""
-    return Response(app_state_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    text = app_state_of(request).metrics.text(names=sees_names(request))
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/version")

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from distillspec.serving.server.bridge.figure import Tile, counter
-from distillspec.serving.server.bridge.online_figures import OnlineFigures, declarations, set_in_status, tiles, troubles
+from distillspec.serving.server.bridge.online_figures import (
+    OnlineFigures,
+    declarations,
+    set_in_status,
+    tiles,
+    troubles,
+    without_names,
+)
 
 
 def test_each_field_is_declared_and_each_metric_once() -> None:
@@ -102,3 +109,12 @@ def test_the_page_names_no_tile_itself() -> None:
     (function,) = re.findall(r"^function online\(\) \{\n.*?^\}", page, re.DOTALL | re.MULTILINE)
     assert set(re.findall(r"\bo\.(\w+)", function)) == {"mode", "judged"}
     assert [label for label, _ in tiles(LEARNING) if f'["{label}"' in function] == []
+
+
+@pytest.mark.parametrize("name", [name for name, figure in declarations().items() if figure.kind == "text"])
+def test_no_text_is_shown_without_names(name: str) -> None:
+    named: dict[str, Any] = {name: "v1 of the merger"}
+    shown = without_names(replace(LEARNING, **named))
+    assert "merger" not in f"{shown} {tiles(shown)} {troubles(shown)}"
+    assert bool(troubles(shown)) == (name == "problem"), "that the trainer is quarantined is shown to all"
+    assert (shown.stage, shown.updates, shown.verdicts) == (LEARNING.stage, LEARNING.updates, LEARNING.verdicts)
