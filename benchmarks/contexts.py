@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from sides import greedy, make_engine, read_prompts
 
 from distillspec.config import TargetConfig
+from distillspec.errors import RunError
 from distillspec.files import write_png
 from distillspec.models import LanguageModel, load_target
 from distillspec.serving import Engine
@@ -36,6 +37,7 @@ ROWS, STEPS = 8, 24
 LENGTHS = (256, 512, 1024, 2048, 4096)
 SPECULATION = (0, 1, 2, 4)
 SEGMENTS, SEGMENT_S, GOAL = 5, 6.0, 1.3
+ANSWER = 1800  # tokens of a decoding row: more than a segment writes
 PACES = {"whole": None, "paced": 0.3}  # as in conf/engine/default.yaml
 
 
@@ -117,29 +119,46 @@ def arrivals(options: argparse.Namespace, target: LanguageModel) -> dict[str, An
     for name, share in PACES.items():
         settings = {"max_model_len": 2048, "speculation_length": 0, "prefill_slowdown": share}
         engine = make_engine(options, target, None, ROWS + 8, **settings)
-        for row, prompt in enumerate(prompts[:ROWS]):
-            engine.submit(Request(f"row{row}", tuple(prompt), greedy(1800)))
-        while len(engine.sequences.decoding) < ROWS:
-            engine.step()
         arriving, alone, beside, first = iter(prompts[ROWS:]), [], [], []
-        for _ in range(SEGMENTS):  # by turns, for contexts grow
-            alone += _steps(engine, iter(()))[0]
-            times, firsts = _steps(engine, arriving)
+        for _ in range(SEGMENTS):  # each over the same texts, begun anew
+            alone += _segment(engine, prompts[:ROWS], iter(()))[0]
+            times, firsts = _segment(engine, prompts[:ROWS], arriving)
             beside, first = beside + times, first + firsts
         quantiles = {side: _quantiles(own) for side, own in {"alone": alone, "beside": beside}.items()}
         ratios = {p: quantiles["beside"][p] / quantiles["alone"][p] for p in quantiles["alone"]}
-        found[name] = {**quantiles, "ratio": ratios, "first_token": _quantiles(first), "arrived": len(first)}
+        counted = {"steps": {"alone": len(alone), "beside": len(beside)}, "arrived": len(first)}
+        found[name] = {**quantiles, "ratio": ratios, "first_token": _quantiles(first), **counted}
         engine.close()
     met = {p: found["paced"]["ratio"][p] <= GOAL for p in ("p95", "p99")}
     return {"rows": ROWS, "a_second": 1, "seconds": SEGMENTS * SEGMENT_S, **found, "goal": GOAL, "met": met}
 
 
-def _steps(engine: Engine, arriving: Iterator[list[int]]) -> tuple[list[float], list[float]]:
-    """Run for a while, with a prompt a second while there are some.
+def _segment(
+    engine: Engine, prompts: Sequence[list[int]], arriving: Iterator[list[int]]
+) -> tuple[list[float], list[float]]:
+    """Let rows decode for a while, with a prompt a second while there are some. The engine is idle before and after.
 
     Returns:
-        Seconds of each step, and to the first token of each prompt.
+        Seconds of each step, and to the first token of each prompt that arrived and was read.
+
+    Raises:
+        RunError: a row did not decode in one of the steps.
     """
+    rows = [f"row{row}" for row in range(len(prompts))]
+    for row, prompt in zip(rows, prompts, strict=True):
+        engine.submit(Request(row, tuple(prompt), greedy(ANSWER)))
+    while len(engine.sequences.decoding) < len(rows):
+        engine.step()
+    measured = _steps(engine, len(rows), arriving)
+    for row in rows:
+        engine.abort(row)
+    while engine.has_work:  # prompts that arrived last
+        engine.step()
+    return measured
+
+
+def _steps(engine: Engine, rows: int, arriving: Iterator[list[int]]) -> tuple[list[float], list[float]]:
+    """Run the steps of a segment. Prompts ask for one token, so that they never decode."""
     started = before = time.perf_counter()
     times: list[float] = []
     first: list[float | None] = []
@@ -149,8 +168,11 @@ def _steps(engine: Engine, arriving: Iterator[list[int]]) -> tuple[list[float], 
             engine.submit(Request(f"new{before}", tuple(prompt), greedy(1)))
             due += 1.0
         output = engine.step()
-        first += [done.stats.time_to_first_token_s for done in output.finished]
         now = time.perf_counter()
+        decoding = 0 if output.result is None else len(output.result.view.rows)
+        if decoding != rows:
+            raise RunError(f"{decoding} of {rows} rows decoded in a step; make ANSWER, {ANSWER} tokens, longer")
+        first += [done.stats.time_to_first_token_s for done in output.finished]
         times.append(now - before)
         before = now
     return times, [seconds for seconds in first if seconds is not None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
 import runpy
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from distillspec.config import DraftConfig, TargetConfig
+from distillspec.errors import RunError
 from distillspec.models import initialise_draft, load_target, save_draft
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -95,3 +98,21 @@ def test_the_acceptance_benchmark_reads_its_run(tmp_path: Path, monkeypatch: pyt
     assert found["generated"]["samples"] == 16
     assert 16 <= found["generated"]["response_tokens"] <= 16 * 16
     assert 0 < found["alpha"]["mean"] < 1
+
+
+def test_rows_decode_in_every_step_beside_prompts_that_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sums.jsonl").write_text("\n".join(json.dumps({"prompt": f"{i} plus {i + 1}?"}) for i in range(20)))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    contexts = importlib.import_module("contexts")
+    monkeypatch.setattr(contexts, "SEGMENTS", 2)
+    monkeypatch.setattr(contexts, "SEGMENT_S", 0.1)
+    target = load_target(TargetConfig(path="tiny"))
+    options = argparse.Namespace(prompts=str(tmp_path / "sums.jsonl"), compile=False)
+    found = contexts.arrivals(options, target)
+    for pace in ("whole", "paced"):
+        assert found[pace]["arrived"] == 2
+        assert min(found[pace]["steps"].values()) > 1
+        assert found[pace]["alone"]["p50"] > 0.1  # ms: a step without rows takes less
+    monkeypatch.setattr(contexts, "ANSWER", 3)
+    with pytest.raises(RunError, match="of 8 rows decoded"):
+        contexts.arrivals(options, target)
