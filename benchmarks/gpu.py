@@ -4,7 +4,7 @@
 
 bandwidth   no speculation, batch 1: weight bytes read a second against the measured memory bandwidth (70 and 85 %)
 verify      a pass over 5 tokens a row against one over 1 (≤ 1.1 at batch 1)
-host        wall seconds of a step less the device's own work in it (< 0.3 ms)
+host        wall seconds of a step less the device's own work in it (< 0.3 ms), and where else than in its read it waits
 synthetic   speed-up when drafted tokens stand with a set probability α: over α, length and batch
 
 Runs unattended and prints tables at the end. Sections that no longer fit into `--minutes` are left out and named.
@@ -26,6 +26,7 @@ from common import write_result
 from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
+from waits import hidden_waits
 
 from distillspec.models import LanguageModel
 from distillspec.models.tiny import tiny_tokenizer
@@ -104,13 +105,17 @@ def verify(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
 
 def host(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
     """Measure the host's part of a plain greedy step: its wall time less that of the same passes queued up."""
-    found = {}
+    found, waits = {}, list[str]()
     for batch in (1, 8):
         engine = make_engine(bench, batch, None)
         step_s = batch / statistics.median(_decode_rate(engine, batch, 0) for _ in range(ROUNDS))
         found[str(batch)] = 1e3 * (step_s - _pass_seconds(engine, batch, 1))
         engine.close()
-    return {"host_ms": found, "goal_ms": GOALS["host_ms"], "met": max(found.values()) < GOALS["host_ms"]}
+        engine = make_engine(bench, batch, bench.draft)
+        waits += [place for length in (0, 2) for place in hidden_waits(engine, batch, length)]
+        engine.close()
+    met = max(found.values()) < GOALS["host_ms"] and not waits
+    return {"host_ms": found, "goal_ms": GOALS["host_ms"], "hidden_waits": waits, "met": met}
 
 
 def synthetic(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from distillspec.models.eagle import keeps_keys_alone
 from distillspec.models.few_rows import FewRows
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.state_input import StateInput
+from distillspec.serving.base.transfer import to_device
 from distillspec.serving.execution.beside import Beside
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.prepared import PreparedModel
@@ -103,7 +104,7 @@ class StateRunner(ModelRunner):
         if kept == self.model.state_ids:
             return None
         if self._columns[0] != kept:
-            first = torch.tensor(self._starts(width), device=self.model.device)
+            first = to_device(self._starts(width), self.model.device)
             self._columns = kept, (first[:, None] + torch.arange(width, device=self.model.device)).flatten()
         return self._columns[1]
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from distillspec.serving.base.transfer import to_host
+from distillspec.serving.base.transfer import to_device, to_host
 from distillspec.serving.base.tree import ROOT, TokenTree
 from distillspec.serving.decoding.drafting import choose
 from distillspec.serving.decoding.logits import Columns
@@ -115,7 +115,7 @@ class LevelDrafting:
         nodes = [(row, node) for row in rows for node in row.frontier]
         carried = torch.stack([row.held[node] for row, node in nodes])
         newest = [row.sequence.tokens[-1] if node == ROOT else row.tokens[node] for row, node in nodes]
-        logits = self.runner.logits(carried, step, torch.tensor(newest, device=carried.device))
+        logits = self.runner.logits(carried, step, to_device(newest, carried.device))
         siblings = max(max(row.children) for row in rows)
         places = [row.place(node) for row, node in nodes]
         draws = self.sampler.draws(places, 1, self.columns, siblings, best=self.topk)
