@@ -6,18 +6,19 @@ import importlib.util
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distillspec.commands.drafts import find_draft, find_drafts
 from distillspec.commands.run_folder import close_run, open_run
-from distillspec.config import ServeCommand
+from distillspec.config import EngineConfig, ServeCommand
 from distillspec.config.registry import WITHOUT_DRAFT
 from distillspec.errors import ConfigError, RunError, Terminated
 from distillspec.models import LanguageModel, load_target
 from distillspec.serving.base.threads import in_own_thread
+from distillspec.serving.cost_keeper import CostKeeper
 from distillspec.serving.costs.kept_costs import cost_key, kept_costs
 from distillspec.serving.draft_loading import draft_names, load_drafts, load_named
 from distillspec.serving.engine import Engine
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+COSTS = "costs.json"  # beside a profile
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 
@@ -70,7 +72,7 @@ def run(config: ServeCommand, folder: Path) -> None:
         adaptation = _adaptation(engine, online, lambda: state.bridge.thread.wake()) if online and has_draft else None
         extra = _drafts_and_control(config, engine, draft, drafts, adaptation)
         state = make_app_state(config.server, engine, keys=keys, admin=admin, tracing=tracing, **extra)
-        with adaptation or nullcontext():
+        with _keeper(engine, config), adaptation or nullcontext():
             open_run(folder, config)
             print(startup_banner(url_of(bound, config.server), state), flush=True)
             started_s = time.monotonic()
@@ -105,11 +107,32 @@ def load_engine(
         ConfigError: models or settings do not fit together.
     """
     target = load_target(config.target)
+    kept = costs_file(config, online)
     if online is not None:
-        return _learning_engine(config, target, draft, drafts, online)
-    if drafts:
-        return Engine(target, load_named(drafts, target), config.engine)
-    return Engine(target, load_drafts(draft, target), config.engine)
+        return _learning_engine(config, target, draft, drafts, online, kept)
+    loaded = load_named(drafts, target) if drafts else load_drafts(draft, target)
+    return _engine_with_costs(target, by_source(loaded), config.engine, kept)
+
+
+def costs_file(config: ServeCommand, online: OnlineSettings | None) -> Path | None:
+    """Return where a server keeps what its steps cost: beside the profile, or else in the online folder."""
+    if config.engine.profile is not None:
+        profile = Path(config.engine.profile)
+        return (profile if profile.is_dir() else profile.parent) / COSTS
+    return None if online is None else online.layout.costs
+
+
+def _engine_with_costs(
+    target: LanguageModel, drafts: Mapping[str, LanguageModel], settings: EngineConfig, kept: Path | None
+) -> Engine:
+    """Return an engine with the costs that a server before it has kept in this file, if they fit."""
+    costs = None if kept is None else kept_costs(kept, cost_key(target, drafts, settings))
+    if costs is None:
+        return Engine(target, drafts, settings)
+    log.info("costs of steps as kept in %s", kept)
+    engine = Engine(target, drafts, replace(settings, measure_costs_s=0.0))
+    engine.use_costs(costs)
+    return engine
 
 
 def _learning_engine(
@@ -118,8 +141,9 @@ def _learning_engine(
     draft: Path | None,
     drafts: Mapping[str, Path],
     online: OnlineSettings,
+    kept: Path | None,
 ) -> Engine:
-    """Return an engine with the drafts of the online folder, and the costs that a server before it has learnt."""
+    """Return an engine with the drafts of the online folder."""
     from distillspec.serving.online.bootstrap import NothingIntact, first_draft, first_drafts, has_pool
 
     settings = config.engine
@@ -131,15 +155,13 @@ def _learning_engine(
     except NothingIntact as error:
         log.error("serving without a draft; nothing is logged or trained: %s", error)
         return Engine(target, None, replace(settings, proposer=WITHOUT_DRAFT, proposer_options={}))
-    if settings.profile is not None:
-        return Engine(target, loaded, settings)
-    costs = kept_costs(online.layout.costs, cost_key(target, loaded, settings))
-    if costs is None:
-        return Engine(target, loaded, settings)
-    log.info("costs of steps as kept in %s", online.layout.costs)
-    engine = Engine(target, loaded, replace(settings, measure_costs_s=0.0))
-    engine.use_costs(costs)
-    return engine
+    return _engine_with_costs(target, loaded, settings, kept)
+
+
+def _keeper(engine: Engine, config: ServeCommand) -> AbstractContextManager[object]:
+    """Return what keeps the costs beside a profile. In the online folder `Adaptation` keeps them."""
+    kept = costs_file(config, None)
+    return nullcontext() if kept is None else CostKeeper(engine, kept)
 
 
 def _adaptation(engine: Engine, online: OnlineSettings, wake: Callable[[], None]) -> Adaptation:

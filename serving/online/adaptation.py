@@ -23,9 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from distillspec.serving.base.threads import compute_alone
-from distillspec.serving.costs.hardware_profile import machine
-from distillspec.serving.costs.kept_costs import cost_key, keep_costs
-from distillspec.serving.costs.known import known_costs
+from distillspec.serving.cost_keeper import CostKeeper
 from distillspec.serving.engine import Engine
 from distillspec.serving.online.bootstrap import first_draft
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
@@ -99,7 +97,7 @@ class Adaptation:
         self.tap.paused = self.trainer.paused
         used = (self.registry.newest_request(), self.trainer.state().cursor, self.pool.newest_scored())
         self.replay.go_on_from(max(used))  # the log may have been removed
-        self._machine = machine(engine.target.device)  # before threads are here that compute with one core
+        self._costs = CostKeeper(engine, self.layout.costs)
         self._busy_s = time.monotonic()
         self._started_s = time.monotonic()
         self._expires_s = self._started_s + EXPIRE_S
@@ -274,17 +272,10 @@ class Adaptation:
         self._lines = int(seconds / self.settings.online.metrics_s)
         try:
             self.pool.keep_served()
-            self._keep_costs()
+            self._costs.keep()
         except Exception:  # a full disk, above all. The next line tries again.
             log.exception("served acceptance and costs are not kept for the next start")
         self.reporter.tell({"event": "figures", "seconds": seconds, **self.stats()})
-
-    def _keep_costs(self) -> None:
-        """Keep what steps cost by now, where that was measured and not guessed at first."""
-        engine = self.engine
-        costs = None if engine.costs is None else known_costs(engine.controller)
-        if costs is not None:
-            keep_costs(self.layout.costs, cost_key(engine.target, engine.drafts, engine.settings, self._machine), costs)
 
     def _repeat(self, work: Callable[[], None], every_s: float) -> None:
         """Repeat `work` until stopped. After an error it waits longer and tries again."""

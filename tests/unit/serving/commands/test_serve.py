@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from distillspec.errors import ConfigError
 from distillspec.models import initialise_draft, load_target, save_draft
 from distillspec.serving.base.tree import DRAFT, NGRAM
 from distillspec.serving.commands.serve import load_engine, run
+from distillspec.serving.cost_keeper import CostKeeper
+from distillspec.serving.costs.fitted import Fitted
+from distillspec.serving.costs.hardware_profile import ModelKey, PassKey, Profile, ProfiledDraft, machine, size_of
 from distillspec.serving.costs.known import known_costs
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
@@ -72,6 +76,36 @@ def test_a_server_that_learns_goes_on_with_the_costs_of_the_one_before(
     assert other.costs is not None
     assert other.costs.step_s(*step) < 0.5 * costs.step_s(*step)
     other.close()
+
+
+def test_a_plain_server_goes_on_with_the_costs_kept_beside_its_profile(
+    make: Callable[..., Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = make("off", measure_costs_s=0, compile=False)
+    assert first.draft is not None
+    table = CostTable.line(1e-7, 1e-3, 5e-2)
+    cost = Fitted(table, 0.0, ())
+    drafts = {DRAFT: ProfiledDraft("draft", size_of(first.draft), cost)}
+    key = machine(first.target.device), PassKey.of(first.settings), ModelKey.of(first.target)
+    Profile(*key, cost, drafts).save(tmp_path / "profile" / "profile.json")
+    first.close()
+    for named in ("profile", "profile/profile.json"):
+        profiled = make("off", compile=False, profile=str(tmp_path / named))
+        assert profiled.costs is not None
+        assert profiled.costs.target == table
+        refined = LatencyModel(table.scaled(3.0), table.scaled(0.5))
+        profiled.use_costs(refined)
+        with CostKeeper(profiled, tmp_path / "profile" / "costs.json"):
+            pass
+        profiled.close()
+        with caplog.at_level(logging.INFO):
+            second = make("off", compile=False, profile=str(tmp_path / named))
+        assert "costs of steps as kept in" in caplog.text
+        assert second.costs is not None
+        assert second.costs.target == refined.target
+        assert known_costs(second.controller).target == refined.target  # type: ignore[union-attr]
+        second.close()
+        (tmp_path / "profile" / "costs.json").unlink()
 
 
 @pytest.mark.parametrize(
