@@ -1,10 +1,17 @@
-"""Greedy output against transformers' own, on real prompts, for every proposer, length and batch size.
+"""Greedy output against transformers' own, on real prompts, for every way of drafting in every circumstance.
 
-    python benchmarks/exactness.py --prompts math.jsonl --draft FOLDER --other FOLDER [--count 200]
+    python benchmarks/exactness.py --prompts math.jsonl --draft FOLDER --other FOLDER [--states FOLDER]
 
 float32, token by token. A difference is excused only where the two best logits of a float64 pass are closer than
-float32 can tell (1e-4): a tie. In some runs every request is more urgent than those before and takes their slots. In
-others two drafts take turns in mid-request.
+float32 can tell (1e-4): a tie. Ways are chains of a draft, of lookups and of n-grams, trees, a draft that reads states,
+and lengths by goodput. Each circumstance meets all prompts, spread over ways, lengths and batch sizes:
+
+none      all requests are there from the start
+preempt   every request is more urgent than those before and takes their slots
+swap      two drafts take turns in mid-request
+reuse     each prompt comes again with half of its answer behind it, and its cached text is used
+abort     every other prompt is asked twice, and one of the two is aborted in mid-answer
+
 The long version of tests/integration/test_engine_smollm2.py. Writes `results/exactness.json`.
 """
 
@@ -12,91 +19,163 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import tempfile
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from common import write_result
 from sides import read_prompts
 
-from distillspec.config import TargetConfig
-from distillspec.models import LanguageModel, load_target
+from distillspec.config import DraftConfig, TargetConfig
+from distillspec.models import LanguageModel, initialise_draft, load_target, save_draft
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, EngineSettings, Request, RequestOutput, SamplingParams
 
 TIE = 1e-4
-ARRIVE_EVERY, SWAP_EVERY = 4, 10  # steps
-PROPOSERS = ("draft_model", "prompt_lookup", "lookup_else_model")
+ARRIVE_EVERY, SWAP_EVERY, ABORT_EVERY = 4, 5, 3  # steps
+CIRCUMSTANCES = ("none", "preempt", "swap", "reuse", "abort")
 LENGTHS = tuple(range(9))
 BATCHES = (1, 8)
-EVENTS = ("none", "preempt", "swap")
+CHAINS = {
+    "draft": {"proposer": "draft_model"},
+    "lookup": {"proposer": "prompt_lookup"},
+    "lookup, else draft": {"proposer": "lookup_else_model"},
+    "n-grams beside the draft": {"proposer": ["ngram", "draft_model"]},
+    "states": {"proposer": "draft_model"},
+}
+WIDE: dict[str, dict[str, Any]] = {
+    "sampled tree": {"proposer": "draft_model", "tree": "sampled", "widths": [3, 2]},
+    "topk tree": {"proposer": "draft_model", "tree": "topk", "widths": [3, 2]},
+    "dynamic tree": {"proposer": "draft_model", "tree": "dynamic"},
+    "dynamic tree, states": {"proposer": "draft_model", "tree": "dynamic"},
+    "goodput": {"controller": "goodput", "measure_costs_s": 0.5},
+}
+WAYS: dict[str, dict[str, Any]] = {**CHAINS, **WIDE}
+
+
+class Asked(NamedTuple):
+    """A request, the answer that it must get, and whether it is aborted once it has some of it."""
+
+    request: Request
+    wanted: list[int]
+    doomed: bool = False
 
 
 def main() -> None:
     options = _options()
-    target = load_target(TargetConfig(dtype="float32"))
-    draft = load_pretrained(options.draft, target, torch.float32)
+    target = load_target(TargetConfig(path=options.target, dtype="float32"))
+    with tempfile.TemporaryDirectory() as folder:
+        options.states = options.states or _untrained(target, Path(folder))
+        result = compare(options, target)
+    write_result("exactness", result)
+
+
+def compare(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
+    """Run all combinations and count the outputs by circumstance and by way."""
+    drafts = {path: load_pretrained(path, target, torch.float32) for path in (options.draft, options.states)}
     prompts = read_prompts(options.prompts, target, options.count)
     wanted = [_reference(target, prompt, options.tokens) for prompt in prompts]
-    counts: Counter[str] = Counter()
+    combinations = list(itertools.product(BATCHES, WAYS))
+    share = options.share or -(-len(prompts) // len(combinations))
+    counts: dict[str, Counter[str]] = {name: Counter() for name in (*CIRCUMSTANCES, *WAYS)}
     events: Counter[str] = Counter()
-    combinations = list(itertools.product(PROPOSERS, LENGTHS, BATCHES, EVENTS))
     started = time.perf_counter()
-    for number, (proposer, length, batch, event) in enumerate(combinations):
-        # Every combination gets its share of the prompts, so that all prompts and all combinations are met.
-        share = options.share
-        places = [(number * share + i) % len(prompts) for i in range(share)]
-        swaps = event == "swap" and proposer != "prompt_lookup"
-        engine = Engine(target, draft, _settings(proposer, length, batch))
-        outputs = _run(engine, [prompts[i] for i in places], options, event == "preempt", swaps)
+    for number, (circumstance, (batch, way)) in enumerate(itertools.product(CIRCUMSTANCES, combinations)):
+        first = number % len(combinations) * share
+        places = [(first + i) % len(prompts) for i in range(share)]
+        asked = _asked(circumstance, [prompts[i] for i in places], [wanted[i] for i in places], options.tokens)
+        own = options.states if "states" in way else options.draft
+        engine = Engine(target, drafts[own], _settings(way, LENGTHS[number % len(LENGTHS)], batch))
+        swaps = circumstance == "swap" and way != "lookup"
+        outputs = _run(engine, asked, batch, circumstance == "preempt", (options.other, own) if swaps else ())
         engine.check_integrity()
         engine.close()
-        for place, output in zip(places, outputs, strict=True):
-            counts[_compare(target, prompts[place], wanted[place], list(output.token_ids))] += 1
-            events["preemptions"] += output.stats.preemptions
-            events["requests drafted for by both drafts"] += len(output.stats.draft_versions) > 1
-        print(f"{number + 1} of {len(combinations)}: {dict(counts)}", flush=True)
-    write_result(
-        "exactness",
-        {
-            "prompts": len(prompts),
-            "combinations": len(combinations),
-            "outputs": sum(counts.values()),
-            "tokens_each": options.tokens,
-            **{name: counts[name] for name in ("identical", "tie", "different")},
-            **events,
-            "seconds": time.perf_counter() - started,
-            "met": counts["different"] == 0 and min(events.values()) > 0,
-        },
-    )
+        for each in asked:
+            output = outputs[each.request.id]
+            verdict = _compare(target, each, output)
+            for name in (circumstance, way):
+                counts[name].update({verdict: 1, "outputs": 1, "accepted": output.stats.accepted})
+            _count_events(events, circumstance, output)
+        print(f"{circumstance}, batch {batch}, {way}: {dict(counts[circumstance])}", flush=True)
+    total = sum((counts[name] for name in CIRCUMSTANCES), Counter[str]())
+    return {
+        "prompts": len(prompts),
+        "combinations": len(combinations) * len(CIRCUMSTANCES),
+        "tokens_each": options.tokens,
+        "outputs": total["outputs"],
+        **{name: total[name] for name in ("identical", "tie", "different")},
+        "circumstances": {name: counts[name] for name in CIRCUMSTANCES},
+        "ways": {name: counts[name] for name in WAYS},
+        "events": events,
+        "seconds": time.perf_counter() - started,
+        "met": total["different"] == 0 and len(events) == 4 and min(events.values()) > 0,
+    }
 
 
-def _settings(proposer: str, length: int, batch: int) -> EngineSettings:
-    return EngineSettings(
-        max_slots=batch, max_model_len=400, proposer=proposer, controller="fixed", speculation_length=length
-    )
+def _settings(way: str, length: int, batch: int) -> EngineSettings:
+    least = 2 if way in WIDE else 0  # levels
+    settings = {"controller": "fixed", "speculation_length": max(least, length), **WAYS[way]}
+    return EngineSettings(max_slots=batch, max_model_len=400, **settings)
+
+
+def _asked(circumstance: str, prompts: list[list[int]], wanted: list[list[int]], tokens: int) -> list[Asked]:
+    asked = []
+    for number, (prompt, answer) in enumerate(zip(prompts, wanted, strict=True)):
+        priority = -number if circumstance == "preempt" else 0
+        if circumstance == "abort" and number % 2 == 0:
+            asked.append(Asked(_request(f"{number} aborted", prompt, tokens), answer, doomed=True))
+        asked.append(Asked(_request(str(number), prompt, tokens, priority), answer))
+        half = len(answer) // 2
+        if circumstance == "reuse" and half:
+            longer = _request(f"{number} again", [*prompt, *answer[:half]], tokens - half)
+            asked.append(Asked(longer, answer[half:]))
+    return asked
+
+
+def _request(name: str, prompt: Sequence[int], tokens: int, priority: int = 0) -> Request:
+    return Request(name, tuple(prompt), SamplingParams(temperature=0.0, max_tokens=tokens), priority=priority)
 
 
 def _run(
-    engine: Engine, prompts: list[list[int]], options: argparse.Namespace, preempts: bool, swaps: bool
-) -> list[RequestOutput]:
-    """Answer the prompts, together or (each more urgent than the last) one every few steps."""
-    params = SamplingParams(temperature=0.0, max_tokens=options.tokens)
-    waiting = [Request(str(i), tuple(p), params, priority=-i if preempts else 0) for i, p in enumerate(prompts)]
+    engine: Engine, asked: Sequence[Asked], batch: int, one_by_one: bool, swapped: Sequence[str]
+) -> dict[str, RequestOutput]:
+    """Answer the requests, together or one every few steps, while the engine swaps these drafts."""
+    waiting, doomed = [own.request for own in asked], {own.request.id for own in asked if own.doomed}
+    every = max(1, ARRIVE_EVERY // batch) if one_by_one else 0
+    drafts: Iterator[str] = itertools.cycle(swapped)
     done: dict[str, RequestOutput] = {}
-    drafts = itertools.cycle((options.other, options.draft))
     step = 0
     while waiting or engine.has_work:
-        while waiting and (not preempts or step % ARRIVE_EVERY == 0):
-            engine.submit(waiting.pop(0))
-            if preempts:
-                break
-        if swaps and step % SWAP_EVERY == SWAP_EVERY - 1:
-            engine.load_draft(next(drafts))
-        done.update({output.request_id: output for output in engine.step().finished})
+        arriving = int(step % every == 0) if every else len(waiting)
+        for request in waiting[:arriving]:
+            engine.submit(request)
+        del waiting[:arriving]
         step += 1
-    return [done[str(i)] for i in range(len(prompts))]
+        if swapped and step % SWAP_EVERY == 0:
+            engine.load_draft(next(drafts))
+        writing = [sequence.request.id for sequence in engine.sequences.decoding if sequence.request.id in doomed]
+        if writing and step % ABORT_EVERY == 0:
+            engine.abort(writing[0])
+        done.update({output.request_id: output for output in engine.step().finished})
+    return done
+
+
+def _count_events(events: Counter[str], circumstance: str, output: RequestOutput) -> None:
+    """Count what each circumstance is made for."""
+    events["preemptions"] += output.stats.preemptions
+    events["requests drafted for by both drafts"] += len(output.stats.draft_versions) > 1
+    events["requests aborted in mid-answer"] += output.finish_reason == "abort" and bool(output.token_ids)
+    events["prompt tokens reused"] += output.stats.prefix_tokens if circumstance == "reuse" else 0
+
+
+def _untrained(target: LanguageModel, folder: Path) -> str:
+    """Make a draft that reads states. What it proposes is seldom right, and must not change the output."""
+    save_draft(initialise_draft(DraftConfig(kind="eagle"), target), folder / "states", target)
+    return str(folder / "states")
 
 
 def _reference(target: LanguageModel, prompt: list[int], tokens: int) -> list[int]:
@@ -112,11 +191,14 @@ def _reference(target: LanguageModel, prompt: list[int], tokens: int) -> list[in
     return out[0, len(prompt) :].tolist()
 
 
-def _compare(target: LanguageModel, prompt: list[int], wanted: list[int], found: list[int]) -> str:
+def _compare(target: LanguageModel, asked: Asked, output: RequestOutput) -> str:
+    """Return how an answer differs. Of an aborted one what there is must be right."""
+    found = list(output.token_ids)
+    wanted = asked.wanted[: len(found)] if output.finish_reason == "abort" else asked.wanted
     if wanted == found:
         return "identical"
     place = next(i for i, (a, b) in enumerate(itertools.zip_longest(wanted, found)) if a != b)
-    best = _exact_logits(target, prompt + wanted[:place]).topk(2).values
+    best = _exact_logits(target, [*asked.request.prompt_ids, *wanted[:place]]).topk(2).values
     return "tie" if float(best[0] - best[1]) < TIE else "different"
 
 
@@ -134,10 +216,12 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", required=True)
     parser.add_argument("--draft", required=True)
-    parser.add_argument("--other", required=True, help="the draft that takes turns with --draft")
+    parser.add_argument("--other", required=True, help="the draft that takes turns with the others")
+    parser.add_argument("--states", help="a draft that reads states; default: an untrained one")
+    parser.add_argument("--target", default="smollm2")
     parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--share", type=int, default=10, help="prompts a combination")
-    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--share", type=int, help="prompts a combination; default: all prompts in each circumstance")
+    parser.add_argument("--tokens", type=int, default=24)
     return parser.parse_args()
 
 
