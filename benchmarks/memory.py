@@ -2,9 +2,11 @@
 
     python benchmarks/memory.py --gib 0.5
 
-Prompts of real lengths are read until no more fit. The memory in use is what the system says (smaps), beside what
-blocks of 16 tokens would take by arithmetic, and slots of the longest length. A second wave of requests follows, whose
-prompts overwrite the texts that the first one left.
+Prompts of real lengths are read until no more fit: alone, with a draft that reads them too, behind a common prefix, and
+with several answers each. The memory in use is what the system says (smaps), beside what blocks of 16 tokens would take
+by arithmetic, which hold common text once, and slots of the longest length. `waste` is memory that holds no text, and
+`copies` the share that holds text which another slot holds too. A second wave of requests follows, whose prompts
+overwrite the texts that the first one left.
 """
 
 from __future__ import annotations
@@ -12,22 +14,49 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common import write_result
 
-from distillspec.config import TargetConfig
-from distillspec.models import LanguageModel, load_target
+from distillspec.config import DraftConfig, TargetConfig
+from distillspec.models import LanguageModel, initialise_draft, load_target
 from distillspec.models.memory import slot_bytes, token_bytes
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
+from distillspec.serving.base.catch_up import ALONG
+from distillspec.serving.proposers.base import caches_of
+from distillspec.serving.proposers.draft_model import DraftModel
 
 BLOCK = 16
 MOST_ROWS = 256
 ANSWER = 64  # tokens: enough that none is done before the last prompt is read
 CHUNK = 4096
+DRAFTED = 2  # tokens a row and step, where there is a draft
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of so many tokens each, half of the answer included.
+
+    shared: leading tokens that all prompts have in common.
+    answers: of each request.
+    drafted: a draft reads the texts too.
+    """
+
+    lengths: Sequence[int]
+    shared: int = 0
+    answers: int = 1
+    drafted: bool = False
+
+    def sizes(self, block: int) -> Iterator[int]:
+        """Yield the tokens that blocks of so many hold for each request. Full blocks of common text are held once."""
+        for number, length in enumerate(self.lengths):
+            read = (length - ANSWER // 2) // block * block
+            own = -(-(length - read) // block) * block
+            yield read + self.answers * own - (self.shared // block * block if number else 0)
 
 
 def main() -> int:
@@ -36,85 +65,120 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--gib", type=float, default=0.5)
     parser.add_argument("--max-len", type=int, default=4096)
+    parser.add_argument("--draft-layers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     target = load_target(TargetConfig(path=options.target, dtype=options.dtype, device="cpu"))
+    draft = initialise_draft(DraftConfig(layers=options.draft_layers), target)
     chance = random.Random(options.seed)
+    chats = [300] * MOST_ROWS
     loads = {
-        "chats of 300 tokens": [300] * MOST_ROWS,
-        "50 to 2,000 tokens": [chance.randint(50, 2000) for _ in range(MOST_ROWS)],
+        "chats of 300 tokens": Load(chats),
+        "50 to 2,000 tokens": Load([chance.randint(50, 2000) for _ in range(MOST_ROWS)]),
+        "chats of 300 tokens, with a draft": Load(chats, drafted=True),
+        "chats of 300 tokens, 200 in common": Load(chats, shared=200),
+        "chats of 300 tokens, 4 answers each": Load(chats, answers=4),
     }
     result = {
         "target": options.target,
         "dtype": options.dtype,
         "budget_gib": options.gib,
         "max_model_len": options.max_len,
+        "draft_layers": options.draft_layers,
         "token_bytes": token_bytes([target]),
-        "loads": {name: held(target, lengths, options) for name, lengths in loads.items()},
+        "token_bytes_with_draft": token_bytes([target, draft]),
+        "loads": {name: held(target, draft if load.drafted else None, load, options) for name, load in loads.items()},
     }
     write_result("memory", result, options.seed)
     return 0
 
 
-def held(target: LanguageModel, lengths: Sequence[int], options: argparse.Namespace) -> dict[str, Any]:
-    """Fill an engine with requests of these lengths, in order, and measure what it holds."""
-    budget = options.gib * 2**30
+def held(target: LanguageModel, draft: LanguageModel | None, load: Load, options: argparse.Namespace) -> dict[str, Any]:
+    """Fill an engine with a load's requests, in order, and measure what it holds."""
+    budget, models = options.gib * 2**30, [target] if draft is None else [target, draft]
     settings = EngineSettings(
         max_slots=MOST_ROWS,
         max_model_len=options.max_len,
         cache_gib=options.gib,
         prefill_chunk=CHUNK,
-        speculation_length=0,
+        speculation_length=DRAFTED if load.drafted else 0,
+        controller="fixed",
+        proposer="draft_model" if load.drafted else "none",
         compile=False,
     )
-    engine = Engine(target, None, settings)
+    engine = Engine(target, draft, settings)
     chance = random.Random(options.seed)
+    params = SamplingParams(max_tokens=ANSWER, ignore_eos=True, n=load.answers)
     waves = []
     for wave in range(2):
-        for number, length in enumerate(lengths):
-            prompt = tuple(chance.randrange(1000, 9000) for _ in range(length - ANSWER // 2))
-            engine.submit(Request(f"{wave}/{number}", prompt, SamplingParams(max_tokens=ANSWER, ignore_eos=True)))
-        waves.append(filled(engine))
-        for number in range(len(lengths)):
+        common = _words(chance, load.shared)
+        for number, length in enumerate(load.lengths):
+            prompt = (*common, *_words(chance, length - ANSWER // 2 - load.shared))
+            engine.submit(Request(f"{wave}/{number}", prompt, params))
+        waves.append(filled(engine, load.shared))
+        for number in range(len(load.lengths)):
             engine.abort(f"{wave}/{number}")
         engine.step()
     engine.close()
+    room = budget / token_bytes(models)
     return {
         "waves": waves,
         "waste": max(wave["waste"] for wave in waves),
         "within_budget": all(wave["resident_bytes"] <= budget for wave in waves),
         "requests": min(wave["requests"] for wave in waves),
-        "requests_of_blocks_of_16": fitting([-(-length // BLOCK) * BLOCK for length in lengths], budget, target),
-        "requests_without_waste": fitting(lengths, budget, target),
-        "requests_of_whole_slots": int(budget // slot_bytes([target], options.max_len)),
+        "requests_of_blocks_of_16": fitting(load.sizes(BLOCK), room),
+        "requests_without_waste": fitting(load.sizes(1), room),
+        "requests_of_whole_slots": int(budget // (load.answers * slot_bytes(models, options.max_len))),
     }
 
 
-def filled(engine: Engine) -> dict[str, Any]:
-    """Step until nothing more is admitted and everything admitted is read. Return what is held then."""
+def _words(chance: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(chance.randrange(1000, 9000) for _ in range(count))
+
+
+def filled(engine: Engine, shared: int) -> dict[str, Any]:
+    """Step until nothing more is admitted, and target and draft have read all that is. Return what is held then."""
     before = -1
     while True:
         engine.step()
-        read = [sequence.computed for sequence in engine.sequences.decoding]
-        if len(read) == len(engine.sequences.running) == before:
+        rows = engine.sequences.decoding
+        if len(rows) == len(engine.sequences.running) == before and _unread(engine) <= ALONG:
             break
         before = len(engine.sequences.running)
-    used = sum(read) * token_bytes([engine.target])
-    taken = resident(engine.runner.cache)
-    kept = sum(map(len, engine.sequences.pool.contents)) - sum(read)
+    tokens = sum(row.computed for row in rows)
+    used = tokens * token_bytes([engine.target])
+    if isinstance(engine.proposer, DraftModel):
+        used += sum(engine.proposer.state(row.id).computed for row in rows) * token_bytes(
+            [engine.proposer.runner.model]
+        )
+    # What blocks hold once: the prefix of all, and the prompt of each request.
+    prompts = {row.request.id: row.prompt_length for row in rows}
+    copied = sum(row.prompt_length for row in rows) - sum(prompts.values()) + shared * (len(prompts) - 1)
+    whole = token_bytes([engine.target, *engine.drafts.values()])
+    taken = sum(map(resident, [engine.runner.cache, *caches_of(engine.proposer)]))
+    kept = sum(map(len, engine.sequences.pool.contents)) - tokens
     return {
-        "requests": len(read),
-        "tokens": sum(read),
+        "requests": len(prompts),
+        "tokens": tokens,
         "tokens_of_free_texts": kept,
         "used_bytes": used,
         "resident_bytes": taken,
-        "waste": 1 - (used + kept * token_bytes([engine.target])) / taken,
+        "waste": 1 - (used + kept * whole) / taken,
+        "copies": copied * whole / taken,
     }
 
 
-def fitting(sizes: Sequence[int], budget: float, target: LanguageModel) -> int:
-    """Return how many requests, in order, take at most `budget` bytes."""
-    room, count = budget / token_bytes([target]), 0
+def _unread(engine: Engine) -> int:
+    """Return the most tokens of a running sequence that the draft has not read."""
+    draft = engine.proposer
+    if not isinstance(draft, DraftModel):
+        return 0
+    return max((len(row.tokens) - draft.state(row.id).computed for row in engine.sequences.decoding), default=0)
+
+
+def fitting(sizes: Iterator[int], room: float) -> int:
+    """Return how many requests, in order, take at most `room` tokens."""
+    count = 0
     for size in sizes:
         room -= size
         if room < 0:
