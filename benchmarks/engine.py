@@ -25,6 +25,7 @@ from itertools import cycle
 from typing import Any
 
 import torch
+from bandwidth import read_share
 from common import write_result
 from rich.console import Console
 from rich.table import Table
@@ -87,9 +88,12 @@ def main() -> None:
 
 
 def plain(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
-    """Ours without speculation against transformers, the same prompts and as many tokens."""
+    """Ours without speculation against transformers, the same prompts and as many tokens. At batch 1, the bandwidth."""
     prompts = read_prompts(options.prompts, target, max(options.batches))
-    return _against_transformers("plain", options, target, [prompts[:batch] for batch in options.batches])
+    found = _against_transformers("plain", options, target, [prompts[:batch] for batch in options.batches])
+    alone = found["batch"].get("1")
+    rate = None if alone is None else alone["sides"]["distillspec"]["tokens_per_s"]
+    return found if rate is None else {**found, "bandwidth": read_share(target, rate)}
 
 
 def ragged_prompts(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from bandwidth import read_bytes
 from common import write_result
 from rich.console import Console
 from rich.table import Table
@@ -87,7 +88,7 @@ def bandwidth(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
     engine = make_engine(bench, 1, None)
     rate = statistics.median(_decode_rate(engine, 1, 0) for _ in range(ROUNDS))
     engine.close()
-    share = rate * _read_bytes(bench.target) / (1e9 * result["bandwidth_gb_s"])
+    share = rate * read_bytes(bench.target) / (1e9 * result["bandwidth_gb_s"])
     goal = GOALS["bandwidth"].get(bench.name)
     return {"tokens_per_s": rate, "share": share, "goal": goal, "met": None if goal is None else share >= goal}
 
@@ -230,14 +231,6 @@ def _device_seconds(run: Callable[[], object], device: torch.device, count: int)
         _wait(device)
         found.append((time.perf_counter() - started) / count)
     return statistics.median(found)
-
-
-def _read_bytes(model: LanguageModel) -> int:
-    """Bytes of the weights that one token reads: all but an input table that is not the head too."""
-    embedding = model.model.get_input_embeddings().weight
-    tied = embedding is model.model.get_output_embeddings().weight
-    total = sum(p.numel() * p.element_size() for p in model.model.parameters())
-    return total if tied else total - embedding.numel() * embedding.element_size()
 
 
 def _wait(device: torch.device) -> None:

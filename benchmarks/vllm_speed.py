@@ -4,8 +4,8 @@
 
 `--vllm` is the Python of an environment with vLLM. It runs there as a server of this script and waits while the other
 side runs. Sides: vLLM, this engine without speculation, and with `--draft` this engine with lengths by goodput.
-The ratio is ours over vLLM's tokens a second, the median of paired rounds. `read_gb_per_s` is how fast the target's
-weights are read at batch 1 without speculation. Writes `results/vllm_speed.json`.
+The ratio is ours over vLLM's tokens a second, the median of paired rounds. `share` is that of the best rate at which
+prepacked products read weights (`bandwidth.py`), at batch 1 without speculation. Writes `results/vllm_speed.json`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def main() -> int:
 def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run both sides by turns and return rates and ratios by batch size."""
     import torch
+    from bandwidth import read_share
     from sides import generate, greedy, make_engine, paired, read_prompts
 
     from distillspec.config import TargetConfig
@@ -84,7 +85,6 @@ def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         process.wait(timeout=60)
     for engine in engines.values():
         engine.close()
-    weights = sum({p.data_ptr(): p.numel() * p.element_size() for p in target.model.parameters()}.values())
     plain = found["1"]["sides"]["distillspec"]["tokens_per_s"]
     return {
         "vllm": version,
@@ -92,7 +92,7 @@ def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "threads": work["threads"],
         "tokens": TOKENS,
         "batch": found,
-        "read_gb_per_s": weights * plain / 1e9,
+        **read_share(target, plain),
         "goals": GOALS,
         "met": {batch: found[batch]["ratio"] >= goal for batch, goal in GOALS.items()},
     }
