@@ -45,6 +45,15 @@ class Beside:
             del _own.threads
             torch.set_num_threads(usual)
 
+    @staticmethod
+    def usual_threads() -> int:
+        """Return the threads that this thread computes with when it does not give way."""
+        return _usual_threads()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
     def join(self) -> None:
         """Wait for the call."""
         self._thread.join()

@@ -5,6 +5,9 @@ takes a minute or two the first time, seconds when the compiler's cache on disk 
 until the code is ready, and for ever if compiling fails. Layers compiled one by one gained nothing on two threads:
 what each call costs ate it up.
 
+Code is made for a number of threads. Torch would compile it anew in the middle of a pass that has another number. Such
+passes run as they are.
+
 The cache is `TORCHINDUCTOR_CACHE_DIR` where that is set, else a folder that, unlike torch's own choice, is still there
 after the machine was restarted.
 """
@@ -50,23 +53,33 @@ class CompiledDecoder:
 
     def __init__(self, model: LanguageModel, *, after_s: float = 0.0, wait: bool = False) -> None:
         self.model, self._after_s = model, after_s
-        self.ready = False
-        self._spent_s = 0.0
-        self._started = False
+        self._codes: dict[int, Callable[..., Any]] = {}  # by the threads that they are made for
+        self._spent_s: dict[int, float] = {}  # by threads
+        self._tried: set[int] = set()  # threads that compiling was begun for
         self._beside: Beside | None = None
         self._compiler: int | None = None  # thread that calls compiled code before all do
-        self._code: Callable[..., Any] | None = None
+        self._new: Callable[..., Any] | None = None  # its code
         model.decoder.forward = self._forward
         if wait:
-            self._started = True
+            self._tried.add(torch.get_num_threads())
             self._compile()
 
+    @property
+    def ready(self) -> bool:
+        """True if there is code for as many threads as this thread computes with now."""
+        return torch.get_num_threads() in self._codes
+
     def spent(self, seconds: float) -> None:
-        """Count the seconds of a pass. Compiling begins in the background when there were enough."""
-        self._spent_s += seconds
-        if not self._started and self._spent_s >= self._after_s:
-            self._started = True
-            self._beside = Beside(self._compile)  # with the passes' threads: the code is made for so many
+        """Count the seconds of a pass. Compiling begins in the background when there were enough.
+
+        It begins anew for another number of threads. What it made for this number before is kept.
+        """
+        threads = Beside.usual_threads()
+        self._spent_s[threads] = self._spent_s.get(threads, 0.0) + seconds
+        idle = self._beside is None or not self._beside.running
+        if threads not in self._tried and self._spent_s[threads] >= self._after_s and idle:
+            self._tried.add(threads)
+            self._beside = Beside(self._compile)  # with the passes' threads
         if self._beside is not None:
             self._beside.give_way()
 
@@ -77,12 +90,13 @@ class CompiledDecoder:
 
     def detach(self) -> None:
         """Give the decoder back as it was."""
-        self.ready = False
+        self._codes.clear()
         self.model.decoder.__dict__.pop("forward", None)
 
     def _forward(self, *args: Any, slot_view: CacheView | None = None, **kwargs: Any) -> Any:
         decoder = self.model.decoder
-        code = self._code if self.ready or threading.get_ident() == self._compiler else None
+        compiling = threading.get_ident() == self._compiler
+        code = self._new if compiling else self._codes.get(torch.get_num_threads())
         if slot_view is not None and code is not None:
             try:
                 # The code is for tensors that begin their storage, not for parts of one upload.
@@ -90,7 +104,7 @@ class CompiledDecoder:
                 with passing_view(slot_view):
                     return code(decoder, *args, **own)
             except Exception as error:
-                if not self.ready:
+                if compiling:
                     raise
                 self._failed(error)  # a compiler has many ways to fail, and serving must go on
         return type(decoder).forward(decoder, *args, slot_view=slot_view, **kwargs)
@@ -103,7 +117,7 @@ class CompiledDecoder:
         try:
             if CACHE_VARIABLE not in os.environ:
                 os.environ[CACHE_VARIABLE] = str(cache_folder("compiled"))
-            self._code = _compiled(type(self.model.decoder).forward)
+            self._new = _compiled(type(self.model.decoder).forward)
             for counts in WARM_ROWS:
                 self._read(counts)
         except Exception as error:
@@ -111,11 +125,12 @@ class CompiledDecoder:
             return
         finally:
             self._compiler = None
-        self.ready = True
+        self._codes[torch.get_num_threads()] = self._new
         log.info("compiled %s in %.0f s", self.model.name, time.perf_counter() - started)
 
     def _failed(self, error: Exception) -> None:
-        self.ready = False
+        self._codes.clear()
+        self._after_s = float("inf")
         log.warning("passes run as they are: compiling them failed (%s)", in_one_line(error, 300))
 
     def _read(self, counts: tuple[int, ...]) -> Tensor:

@@ -150,6 +150,39 @@ def test_a_decoder_is_compiled_in_the_background_once_it_pays(
     assert "forward" not in target.decoder.__dict__
 
 
+def test_code_serves_passes_of_the_threads_that_it_is_made_for(
+    target: LanguageModel, plain_compiler: list[Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [hf_greedy(target, prompt, 16) for prompt in prompts(2)]
+    engine = Engine(target, None, EngineSettings(max_slots=2, max_model_len=256, compile=True))
+    decoder = engine.runner.prepared.compiled
+    threads = torch.get_num_threads()
+
+    def fail() -> None:
+        raise RuntimeError("called with other threads than its own")
+
+    try:
+        torch.set_num_threads(threads + 1)
+        assert not decoder.ready
+        with monkeypatch.context() as patched:
+            patched.setattr(slot_attention, "passed_view", fail)
+            outputs = engine.generate(prompts(2), GREEDY)
+        assert [list(output.token_ids) for output in outputs] == wanted
+        assert len(plain_compiler) == 1, "nothing is compiled in a pass"
+        decoder.spent(1e6)
+        decoder.join()
+        assert decoder.ready
+        assert len(plain_compiler) == 2
+        torch.set_num_threads(threads)
+        assert decoder.ready, "the first code is kept"
+        decoder.spent(1e6)
+        decoder.join()
+        assert len(plain_compiler) == 2
+    finally:
+        torch.set_num_threads(threads)
+        engine.close()
+
+
 @pytest.mark.parametrize("kind", ["eagle", "block"])
 def test_a_single_layer_is_not_compiled(kind: str, target: LanguageModel) -> None:
     draft = state_draft(kind, target)
