@@ -62,7 +62,11 @@ def paired(entries: Sequence[LogEntry], before: Mapping[int, Score], after: Mapp
 
 @dataclass(frozen=True)
 class Evidence:
-    """Pairs, and what steps cost. Each draft runs at its own best length.
+    """Pairs in the order of their conversations, and what steps cost. Each draft runs at its own best length.
+
+    A conversation's lengths are chosen on those before it, as in a server, and the first one runs at length 1. Lengths
+    chosen on the conversations that they are judged by would be the luckiest ones, not the best. So a conversation's
+    figures never change at later looks, which the interval over all looks needs.
 
     Length 0 is left out: if neither draft is worth its cost yet, the better one must still be promoted, or no draft
     would ever become worth it.
@@ -73,14 +77,15 @@ class Evidence:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Return the best speculation length of both."""
-        return self._best(0), self._best(1)
+        """Return the best speculation length of both by all pairs: that of the next conversation."""
+        before, after = (int(_best_before(*self._by_length(side))[-1]) for side in (0, 1))
+        return before, after
 
     @property
     def goodput(self) -> tuple[float, float]:
-        """Return tokens by cost of both at their best lengths. Plain decoding is 1."""
-        lengths = self.lengths
-        return self._goodput(0, lengths[0]), self._goodput(1, lengths[1])
+        """Return tokens by cost of both. Plain decoding is 1."""
+        before, after = (self._parts(side).sum(1) for side in (0, 1))
+        return float(before[0] / before[1]), float(after[0] / after[1])
 
     @property
     def alpha(self) -> tuple[float, float]:
@@ -94,8 +99,7 @@ class Evidence:
 
     def gains(self) -> Floats:
         """Return one value a conversation whose average is the gain, and whose spread is the gain's (delta method)."""
-        lengths = self.lengths
-        (before, cost_before), (after, cost_after) = (self._parts(side, lengths[side]) for side in (0, 1))
+        (before, cost_before), (after, cost_after) = (self._parts(side) for side in (0, 1))
         first, second = before.sum() / cost_before.sum(), after.sum() / cost_after.sum()
         moved = (after - second * cost_after) / cost_after.sum()
         moved -= (before - first * cost_before) / cost_before.sum() * second / first
@@ -113,19 +117,24 @@ class Evidence:
         """Return the evidence of all other tenants."""
         return Evidence([pair for pair in self.pairs if pair.tenant != tenant], self.costs)
 
-    def _best(self, side: int) -> int:
-        longest = len(self.pairs[0].before.tokens)
-        return max(range(1, longest + 1), key=lambda gamma: self._goodput(side, gamma))
+    def _parts(self, side: int) -> Floats:
+        """Return `[2, pairs]`: expected tokens and cost of each pair, at the length chosen on those before it."""
+        tokens, costs = self._by_length(side)
+        chosen = numpy.arange(len(tokens)), _best_before(tokens, costs)[:-1] - 1
+        return numpy.stack([tokens[chosen], costs[chosen]])
 
-    def _goodput(self, side: int, gamma: int) -> float:
-        tokens, cost = self._parts(side, gamma)
-        return float(tokens.sum() / cost.sum())
-
-    def _parts(self, side: int, gamma: int) -> tuple[Floats, Floats]:
-        """Return expected tokens and cost of each pair."""
+    def _by_length(self, side: int) -> tuple[Floats, Floats]:
+        """Return expected tokens and cost of each pair at each length, `[pairs, G]`."""
         scores = [_side(pair, side) for pair in self.pairs]
-        tokens = numpy.array([score.tokens[gamma - 1] for score in scores])
-        return tokens, numpy.array([score.blocks[gamma - 1] * self.costs.of(gamma) for score in scores])
+        blocks = numpy.array([score.blocks for score in scores])
+        prices = numpy.array([self.costs.of(gamma) for gamma in range(1, blocks.shape[1] + 1)])
+        return numpy.array([score.tokens for score in scores]), blocks * prices
+
+
+def _best_before(tokens: Floats, costs: Floats) -> NDArray[numpy.intp]:
+    """Return `[pairs + 1]`: the best length by all pairs before each one, and by all of them at the end."""
+    rates = tokens.cumsum(0) / costs.cumsum(0)
+    return numpy.concatenate([[1], 1 + rates.argmax(1)])
 
 
 def _alpha(scores: Sequence[Score]) -> float:
