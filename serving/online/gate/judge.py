@@ -99,7 +99,8 @@ class Judge:
 
     def _read(self, question: Question) -> tuple[list[LogEntry], dict[int, Score], dict[int, Score]]:
         """Return the answers that may be evidence, and the scores of both versions."""
-        before, after = (self.table.of(version.name) for version in (question.against, question.version))
+        versions, unread = (question.against, question.version), max(question.after, question.start)
+        before, after = (self.table.of(version.name, after=unread) for version in versions)
         return question.unseen(self.replay, self.config.requests), before, after
 
     def _problem(self, candidate: Version, incumbent: Version) -> str | None:

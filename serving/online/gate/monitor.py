@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from distillspec.types import Interval
 log = logging.getLogger(__name__)
 
 CHECK_EVERY = 8  # requests. A check after each one would find a difference by chance sooner or later.
+DOUBTFUL = 0.5  # halves of the 95 % interval of a loss: about one standard error. A suspicion only asks for proof
 FEWEST = 4  # the fewest requests that show a collapse. The controller soon stops trying a draft that brings nothing
 SHOWN = 8  # versions whose intervals `figures` computes
 
@@ -130,7 +132,7 @@ class ServedAcceptance:
         return self._interval([c for c in self._recent(version) if domains is None or c.domain in domains])
 
     def regression(self, version: str, predecessor: str) -> str | None:
-        """Return why `version` looks worse, or None: its interval is below its predecessor's on their common domains.
+        """Return why `version` looks worse than its predecessor on their common domains, None if it does not.
 
         A few requests are enough for a collapse, acceptance below `gate.collapse` times that.
         The predecessor's domains are weighted by the traffic of the version, so that a shift between domains is no
@@ -152,17 +154,18 @@ class ServedAcceptance:
         if now is None:
             return None
         tried = {d: sum(s.tried for s in new if s.domain == d) for d in shared}
-        before = {d: self._interval([s for s in old if s.domain == d]) for d in shared}
-        if any(found is None for found in before.values()):
+        old_of = {d: self._interval([s for s in old if s.domain == d]) for d in shared}
+        before = {d: found for d, found in old_of.items() if found is not None}
+        if len(before) < len(shared):
             return None
         weight = sum(tried.values())
-        low = sum(tried[d] * found.low for d, found in before.items() if found is not None) / weight
-        high = now.high
+        mean = sum(tried[d] * found.mean for d, found in before.items()) / weight
+        low = sum(tried[d] * found.low for d, found in before.items()) / weight
         if len(new) < enough:  # too few to draw from them again and again
-            low, high = self.config.collapse * low, upper_end(sum(s.accepted for s in new), weight)
-        if high >= low:
-            return None
-        return f"acceptance {now.mean:.3f} (at most {high:.3f}) after at least {low:.3f} with {predecessor}"
+            worse = upper_end(sum(s.accepted for s in new), weight) < self.config.collapse * low
+        else:
+            worse = mean - now.mean > DOUBTFUL * math.hypot(now.high - now.mean, mean - low)
+        return f"acceptance {now.mean:.3f} after {mean:.3f} with {predecessor}" if worse else None
 
     def figures(self) -> dict[str, Any]:
         """Return acceptance by version and domain, of the newest versions, and the short and long averages."""

@@ -36,9 +36,9 @@ class ScoreTable:
                 ],
             )
 
-    def of(self, version: str) -> dict[int, Score]:
-        """Return the scores of a version, by answer."""
-        found = self._database.rows("SELECT * FROM scores WHERE version = ?", (version,))
+    def of(self, version: str, after: int = 0) -> dict[int, Score]:
+        """Return the scores of a version on answers numbered above `after`, by answer."""
+        found = self._database.rows("SELECT * FROM scores WHERE version = ? AND answer > ?", (version, after))
         return {
             row["answer"]: Score(
                 tuple(json.loads(row["tokens"])), tuple(json.loads(row["blocks"])), row["alpha"], row["positions"]
