@@ -20,7 +20,7 @@ prepare_venv() { # $1: demo or test
   local profile="$1" extras
   case "$profile" in
     demo) extras=demo ;;
-    test) extras=demo,serve,wandb,deepspeed,lora,dev,kernels ;;
+    test) extras=demo,serve,wandb,deepspeed,dev,kernels ;;
     *) fail "prepare_venv: unknown profile '$profile'" ;;
   esac
   make_venv

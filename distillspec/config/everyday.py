@@ -48,7 +48,7 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
     "adapt": (
         *("online.folder", "once", "judge", "retrain_without", "max_updates", "loss.name", *_TARGET),
         *("adapt.every_requests", "adapt.min_requests", "adapt.learning_rate", "adapt.max_steps", "adapt.device"),
-        *("adapt.threads", "adapt.lora_rank", "adapt.offline", "adapt.offline_share", "tracker.kind"),
+        *("adapt.threads", "adapt.offline", "adapt.offline_share", "tracker.kind"),
         *("gate.requests", "gate.min_requests", "seed"),
     ),
     "replay": ("action", "online.folder", "tenant"),

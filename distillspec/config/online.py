@@ -5,7 +5,6 @@ Those that `removed.FIXED` names are for Python alone.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import sys
 from dataclasses import dataclass, field
@@ -93,7 +92,6 @@ class AdaptConfig:
     offline: str | None = None  # folder or run of distill generate: text against forgetting
     tenant_share: float = 0.5  # the largest weight of one of several tenants in an update
     specialist_below: float | None = 0.8  # of several drafts: a domain below this share of the acceptance gets its own
-    lora_rank: int = 0  # train adapters of this rank (needs peft), merged at the end; 0: all weights
     # Ids that a truncated draft may keep: an update adds those that its text needs, and above this number the least
     # needed go. null: none comes or goes
     vocabulary: int | None = 4096
@@ -122,8 +120,7 @@ class AdaptConfig:
         for name in ("min_requests", "epochs", "max_steps", "max_bad_steps", "max_bad_updates"):
             require(getattr(self, name) >= 1, f"adapt.{name}={getattr(self, name)} must be at least 1")
         require(self.threads is None or self.threads >= 1, f"adapt.threads={self.threads} must be at least 1, or null")
-        for name in ("accepted_weight", "lora_rank"):
-            require(getattr(self, name) >= 0, f"adapt.{name}={getattr(self, name)} must be at least 0")
+        require(self.accepted_weight >= 0, f"adapt.accepted_weight={self.accepted_weight} must be at least 0")
         for name in ("learning_rate", "clip_norm", "drift_drop"):
             value = getattr(self, name)
             require(0 < value < math.inf, f"adapt.{name}={value} must be above 0 and finite")
@@ -150,10 +147,6 @@ class AdaptConfig:
         require(0 <= self.niceness <= 19, f"adapt.niceness={self.niceness} must be in 0..19")
         share = self.gpu_memory_share
         require(share is None or 0 < share <= 1, f"adapt.gpu_memory_share={share} must be in (0, 1], or null")
-        require(
-            self.lora_rank == 0 or importlib.util.find_spec("peft") is not None,
-            f"adapt.lora_rank={self.lora_rank} needs the package peft; pip install peft, or use adapt.lora_rank=0",
-        )
 
 
 @dataclass

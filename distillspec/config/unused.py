@@ -35,7 +35,7 @@ OF_LEARNING = (
 OF_THE_TRAINER = (  # of the online trainer, whatever process it runs in
     *("loss", "loss.*", "tracker", "tracker.*", "gate.evidence", "gate.max_gamma"),
     *("adapt.mode", "adapt.positions", "adapt.accepted_weight", "adapt.replay_share", "adapt.offline"),
-    *("adapt.offline_share", "adapt.tenant_share", "adapt.lora_rank", "adapt.vocabulary", "adapt.epochs"),
+    *("adapt.offline_share", "adapt.tenant_share", "adapt.vocabulary", "adapt.epochs"),
     *("adapt.max_steps", "adapt.learning_rate", "adapt.batch_tokens", "adapt.row_tokens", "adapt.clip_norm"),
     *("adapt.max_bad_steps", "adapt.max_bad_updates", "adapt.threads", "adapt.device"),
     "adapt.gpu_memory_share",

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PINNED_EXTRAS = ("demo", "serve", "wandb", "deepspeed", "lora", "dev")  # what scripts/_setup.sh installs, and
+PINNED_EXTRAS = ("demo", "serve", "wandb", "deepspeed", "dev")  # what scripts/_setup.sh installs, and
 FREE_EXTRAS = ("kernels",)  # which Triton is wanted depends on torch's build
 SCRIPTS = ("scripts/demo", "scripts/test", "scripts/soak", ".ci/run")
 MODULES = sorted(file for folder in ("distillspec", "serving", "recipes") for file in (ROOT / folder).rglob("*.py"))

@@ -15,7 +15,6 @@ from distillspec.config import AdaptConfig, LossConfig, TrainConfig
 from distillspec.errors import RunError
 from distillspec.losses import SignalTeacher
 from distillspec.models import LanguageModel
-from distillspec.serving.online.training.adapters import Adapters
 from distillspec.serving.online.training.examples import ExampleBatch, TrainingExample, example_batches
 from distillspec.serving.online.training.memory import Memory
 from distillspec.signals import TeacherSignal
@@ -82,7 +81,7 @@ def learn(
     problem. The weights must not be used then.
 
     Args:
-        memory: of the update that made `draft`. None, and with adapters: the optimizer begins anew.
+        memory: of the update that made `draft`. None: the optimizer begins anew.
         states: the target's states, for a draft that reads some.
         on_step: called before each step with its number, from 0.
 
@@ -114,7 +113,7 @@ def learn(
 
 
 class _Student:
-    """The draft with its optimizer. With `adapt.lora_rank` only adapters learn, merged at the end."""
+    """The draft with its optimizer."""
 
     def __init__(
         self,
@@ -126,15 +125,11 @@ class _Student:
         self.draft, self.config = draft, config
         self.bad_steps = BadSteps(config.max_bad_steps)
         choose_trainable(draft, train_embeddings=False)
-        self._adapters: Adapters | None = None
-        if config.lora_rank:
-            self._adapters = Adapters(draft, config.lora_rank)
         settings = TrainConfig(max_steps=config.max_steps, learning_rate=config.learning_rate)
         unrolling = Unrolling(settings.unroll, settings.unroll_decay)
         self._module = DistillModule(draft, loss, unrolling)
         self._strategy = SingleProcessStrategy(self._module, lambda module: make_optimizer(module, settings))
-        goes_on = memory is not None and self._adapters is None
-        restored = goes_on and memory is not None and memory.restore(self._strategy.optimizer, draft.model)
+        restored = memory is not None and memory.restore(self._strategy.optimizer, draft.model)
         self.steps_before = memory.steps if memory is not None and restored else 0
 
     def take_step(self, batch: ExampleBatch, learning_rate: float) -> StepResult:
@@ -145,11 +140,8 @@ class _Student:
             self._strategy, self._module, [weighted], learning_rate=learning_rate, clip_norm=self.config.clip_norm
         )
 
-    def finish(self, steps: int) -> Memory | None:
-        """Merge the adapters into the draft's weights, or return what the next update goes on with."""
-        if self._adapters is not None:
-            self._adapters.merge()
-            return None
+    def finish(self, steps: int) -> Memory:
+        """Return what the next update goes on with."""
         return Memory.of(self.steps_before + steps, self._strategy.optimizer, self.draft.model)
 
 

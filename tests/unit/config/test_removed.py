@@ -51,5 +51,5 @@ def test_every_constant_is_named_as_it_was() -> None:
     gone = {"gate.draft_cost", "gate.verify_cost", "server.max_header_kib", "engine.max_wait_s"}
     gone |= {"engine.lookup_longest", "engine.lookup_shortest", "adapt.anchor", "adapt.lora_by", "adapt.idle_only"}
     gone |= {"gate.offline_samples", "gate.busy_share", "gate.canary_requests", "gate.max_domain_loss"}
-    gone |= {"replay.held_out", "replay.tail_samples"}
+    gone |= {"replay.held_out", "replay.tail_samples", "adapt.lora_rank"}
     assert FIXED.keys() - {setting.name for setting in settings(COMMANDS["serve"])} == gone

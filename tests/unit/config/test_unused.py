@@ -56,7 +56,7 @@ def refusal(line: str) -> str | None:
         ("serve loss.chunk_tokens=9", "loss.chunk_tokens=9 needs online=on or online=decoupled"),
         ("serve tracker=tensorboard", "tracker=tensorboard needs online=on or online=decoupled"),
         ("serve online.folder=f", "online.folder=f needs online=on or online=decoupled"),
-        ("serve online=decoupled adapt.lora_rank=8", "lora_rank=8 needs online=on; with online=decoupled give it to"),
+        ("serve online=decoupled adapt.max_steps=8", "max_steps=8 needs online=on; with online=decoupled give it to"),
         ("serve online=decoupled loss=tvd", "loss=tvd needs online=on; with online=decoupled give it to distill adapt"),
         (
             "serve online=decoupled adapt.busy_share=.5",

@@ -21,25 +21,20 @@ from ..conftest import Answer
 from .drafts import CONFIG, alpha, fresh, updated
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers so
-@pytest.mark.parametrize("change", [{}, {"positions": "rejected"}, {"lora_rank": 4}])
+@pytest.mark.parametrize("change", [{}, {"positions": "rejected"}])
 def test_an_update_raises_acceptance_on_its_text(
     small_draft: LanguageModel, target: LanguageModel, answer: Answer, change: dict
 ) -> None:
-    if "lora_rank" in change:
-        pytest.importorskip("peft")
     answers = [answer(f"r{i}", tokens=40, domain=("maths", "chat")[i % 2]) for i in range(6)]
     ids = torch.tensor([[*a.prompt_ids, *a.response_ids] for a in answers])
     draft, config = fresh(small_draft), replace(CONFIG, **change)
     before = alpha(draft, target, ids)
-    names = [name for name, _ in draft.model.named_parameters()]
     result = updated(draft, answers, config)
     assert not result.problem
     assert result.steps == 30
     assert result.loss_at_end < result.loss
     assert result.alpha_at_end > result.alpha > 0
     assert alpha(draft, target, ids) > before + 0.02
-    assert [name for name, _ in draft.model.named_parameters()] == names  # adapters are merged
 
 
 def test_without_weight_a_position_teaches_nothing(
