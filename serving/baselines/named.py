@@ -14,6 +14,7 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.fixed import FixedLength, FixedTree
 from distillspec.serving.base.shape import TreeShape
+from distillspec.serving.baselines.tree_names import TREE_NAMES, tree_settings
 from distillspec.serving.control.named import ControllerParts, make_controller
 from distillspec.serving.costs.latency import LatencyModel
 
@@ -45,7 +46,7 @@ def named_controller(
     drafts_with_model: bool = True,
     settings: EngineConfig | None = None,
 ) -> LengthController:
-    """Build a controller for a comparison: a name of the table or of `CONTROLLER_NAMES`.
+    """Build a controller for a comparison: a name of the table, of `CONTROLLER_NAMES` or of `TREE_NAMES`.
 
     Args:
         speculation_length: the most tokens a row drafts where the controller chooses.
@@ -53,17 +54,21 @@ def named_controller(
         settings: trees and whatever else the controller reads, None: the defaults.
 
     Raises:
-        ConfigError: an unknown name, or a controller that needs costs without them.
+        ConfigError: an unknown name, a tree that settings refuse, or a controller that needs costs without them.
     """
     if match := FIXED.fullmatch(name):
         return _fixed(match)
+    settings = settings or EngineConfig()
+    if tree := tree_settings(name, settings):
+        return make_controller("fixed", ControllerParts(tree.speculation_length, settings=tree), {})
     base, options, _ = VARIANTS.get(name, (name, {}, ""))
     if base not in CONTROLLERS or base == "fixed":
-        known = [*CONTROLLER_NAMES, *(each for each in CONTROLLERS if each not in (*CONTROLLER_NAMES, "fixed"))]
-        raise ConfigError(f"policy {name} is not known; use one of {', '.join(known)}")
+        others = [each for each in CONTROLLERS if each not in (*CONTROLLER_NAMES, "fixed")]
+        known = ", ".join([*CONTROLLER_NAMES, *TREE_NAMES, *others])
+        raise ConfigError(f"policy {name} is not known; use one of {known}")
     if "profile" in CONTROLLERS[base].needs and latency is None:
         raise ConfigError(f"policy {name} needs costs: measure this machine with distill profile")
-    parts = ControllerParts(speculation_length, latency, drafts_with_model, settings or EngineConfig())
+    parts = ControllerParts(speculation_length, latency, drafts_with_model, settings)
     return make_controller(base, parts, options)
 
 

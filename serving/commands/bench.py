@@ -6,7 +6,7 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -21,22 +21,30 @@ from distillspec.progress import progress
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.baselines.named import named_controller
+from distillspec.serving.baselines.tree_names import tree_settings
 from distillspec.serving.bench.drive import drive
 from distillspec.serving.bench.load import Arrival, Question, poisson_load
 from distillspec.serving.bench.records import LoadRecord
 from distillspec.serving.bench.rounds import Records, Side, as_json, figures, take_turns, times_faster, write_records
 from distillspec.serving.bench.table import engine_table, server_table
 from distillspec.serving.commands.bench_prompts import read_prompts, read_questions
-from distillspec.serving.commands.measured_engine import check_no_store, check_speculates, fitting
+from distillspec.serving.commands.measured_engine import check_grows, check_no_store, check_speculates, fitting
 from distillspec.serving.draft_loading import evaluated, load_drafts
 from distillspec.serving.engine import Engine
-from distillspec.serving.proposers.named import drafting_alone
+from distillspec.serving.proposers.named import drafting_alone, grow_as
 from distillspec.serving.selection.named import compared_selection
 from distillspec.serving.selection.selecting import SelectingController
 from distillspec.types import Prompt
 
 if TYPE_CHECKING:
     from distillspec.serving.bench.servers import Server  # needs httpx, of the extra `serve`
+
+
+class _Policy(NamedTuple):
+    """A side of the engine: what chooses shapes, and settings that say how drafts grow them."""
+
+    controller: LengthController
+    trees: EngineConfig
 
 
 def run(config: BenchCommand, folder: Path) -> None:
@@ -66,7 +74,7 @@ def _bench_engine(config: BenchCommand, folder: Path) -> None:
             check_speculates(engine)
         prompts = fitting(prompts, engine, "bench.prompts")
         open_run(folder, config)
-        sides = {name: _engine_side(engine, controller) for name, controller in policies.items()}
+        sides = {name: _engine_side(engine, policy) for name, policy in policies.items()}
         records = _measure(config, sides, prompts)
     finally:
         engine.close()
@@ -115,23 +123,26 @@ def _report_errors(records: Records) -> None:
         raise RunError(f"nothing was answered by {'; '.join(dict.fromkeys(silent))}")
 
 
-def _policies(config: BenchCommand, engine: Engine) -> dict[str, LengthController]:
+def _policies(config: BenchCommand, engine: Engine) -> dict[str, _Policy]:
     settings, with_model = config.engine, engine.draft is not None
     speculation_length = settings.speculation_length
 
     def controller(name: str) -> LengthController:
         return named_controller(name, speculation_length, engine.costs, drafts_with_model=with_model, settings=settings)
 
-    policies: dict[str, LengthController] = {}
+    policies: dict[str, _Policy] = {}
     for name in config.bench.policies:
+        if named := tree_settings(name, settings):
+            check_grows(name, named, engine)
+        trees = named or settings
         if not config.drafts or name in ("none", "fixed-0"):
-            policies[name] = controller(name)
+            policies[name] = _Policy(controller(name), trees)
             continue
         for chosen in config.bench.selections or [settings.selection]:
             side = f"{name} {chosen}" if config.bench.selections else name
-            policies[side] = _selecting(controller(name), chosen, engine, settings)
-    for name, made in policies.items():
-        if made.speculation_length > speculation_length:
+            policies[side] = _Policy(_selecting(controller(name), chosen, engine, settings), trees)
+    for name, policy in policies.items():
+        if policy.controller.speculation_length > speculation_length:
             raise ConfigError(
                 f"policy {name} drafts more than engine.speculation_length={speculation_length}; raise that"
             )
@@ -161,9 +172,10 @@ def _measure(config: BenchCommand, sides: dict[str, Side[Any]], prompts: Sequenc
     return take_turns(sides, bench.rates, bench.rounds, load)
 
 
-def _engine_side(engine: Engine, controller: LengthController) -> Side[Prompt]:
+def _engine_side(engine: Engine, policy: _Policy) -> Side[Prompt]:
     def run_load(load: Sequence[Arrival[Prompt]], title: str) -> LoadRecord:
-        engine.use_controller(controller)
+        engine.use_controller(policy.controller)
+        grow_as(engine.proposer, policy.trees)
         engine.forget_tenant("default")  # prompts cached by the side before, and answers
         with progress(title) as line:
             return drive(engine, load, on_progress=lambda done: line.update(done / len(load), _done(done, load)))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError
 from distillspec.serving.engine import Engine
+from distillspec.serving.proposers.named import draft_models, grow_as
 from distillspec.types import Prompt
 
 
@@ -49,3 +50,20 @@ def fitting(prompts: Sequence[Prompt], engine: Engine, key: str) -> list[Prompt]
             f"{key}: no prompt is shorter than engine.max_model_len={engine.max_model_len}; raise it, or give others"
         )
     return found
+
+
+def check_grows(policy: str, settings: EngineConfig, engine: Engine) -> None:
+    """Refuse a policy of trees that an engine's drafts cannot grow.
+
+    Raises:
+        ConfigError: names the policy.
+    """
+    if not draft_models(engine.proposer):
+        raise ConfigError(
+            f"policy {policy} says how a draft model grows trees, and none drafts here; give draft.path=RUN, or use "
+            "tree-W-W and siblings-W-W"
+        )
+    try:
+        grow_as(engine.proposer, settings)
+    except ConfigError as error:
+        raise ConfigError(f"policy {policy}: {error}") from error

@@ -83,11 +83,17 @@ class DraftModel:
             surer_than=surer_than,
         )
         self.in_one_call = CallDrafting(self.runner, sampler, topk=topk)
-        self.surer_than, self.topk, self.dynamic = surer_than, topk, dynamic
+        self.surer_than = surer_than
+        self.grow(topk, dynamic)
         self._version, self.source = version, source
         self.texts = ReadTexts(self.runner)
         self.attends = model.attends
         self.most = model.most_positions or ANY
+
+    def grow(self, topk: bool, dynamic: int | None) -> None:
+        """Grow such trees from the next proposal on. For the arguments see the class."""
+        self.topk = self.levels.topk = self.in_one_call.topk = topk
+        self.dynamic, self.levels.scored = dynamic, dynamic is not None
 
     @property
     def version(self) -> str:

@@ -146,8 +146,7 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
     """Run the draft, gated by `draft_confidence` where that is above 0: by what it predicts, if it predicts it."""
     assert parts.draft is not None, "the engine checks that there is a draft"
     threshold, predicts = parts.settings.draft_confidence, parts.draft.predicts_acceptance
-    if parts.settings.tree == "medusa" and not parts.draft.kind.startswith("medusa"):
-        raise ConfigError(f"tree=medusa needs a draft of kind medusa, not {parts.draft.kind}; use tree=topk or dynamic")
+    topk, dynamic = _growth(parts.settings, parts.draft)
     return DraftModel(
         parts.draft,
         parts.sampler,
@@ -156,11 +155,36 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
         source=parts.source,
         rule=_rule(parts.draft, threshold) if threshold > 0 and not predicts else None,
         surer_than=threshold if predicts else 0.0,
-        topk=parts.settings.chosen_tree in ONE_HOT,
-        dynamic=parts.settings.widest if parts.settings.tree == "dynamic" else None,
+        topk=topk,
+        dynamic=dynamic,
         prepared=parts.prepared,
         recorder=parts.recorder,
     )
+
+
+def _growth(settings: EngineConfig, draft: LanguageModel) -> tuple[bool, int | None]:
+    """Return `topk` and `dynamic` of a `DraftModel`."""
+    if settings.tree == "medusa" and not draft.kind.startswith("medusa"):
+        raise ConfigError(f"tree=medusa needs a draft of kind medusa, not {draft.kind}; use tree=topk or dynamic")
+    return settings.chosen_tree in ONE_HOT, settings.widest if settings.tree == "dynamic" else None
+
+
+def draft_models(proposer: Proposer | None) -> list[DraftModel]:
+    """Return the draft models that a proposer is made of."""
+    members = proposer.proposers.values() if isinstance(proposer, SideBySide) else [proposer]
+    return [member for member in members if isinstance(member, DraftModel)]
+
+
+def grow_as(proposer: Proposer | None, settings: EngineConfig) -> None:
+    """Let all draft models grow the trees that settings name, from the next proposal on.
+
+    Raises:
+        ConfigError: tree=medusa, and a draft without heads. Nothing is changed.
+    """
+    models = draft_models(proposer)
+    growths = [_growth(settings, model.runner.model) for model in models]
+    for model, growth in zip(models, growths, strict=True):
+        model.grow(*growth)
 
 
 def _rule(draft: LanguageModel, threshold: float) -> ContinueRule:

@@ -141,3 +141,24 @@ def two_drafts(tmp_path: Path) -> list[Path]:
     for layers, name in ((1, "a"), (2, "b")):
         save_draft(initialise_draft(DraftConfig(layers=layers), target), tmp_path / name, target)
     return [tmp_path / "a", tmp_path / "b"]
+
+
+def test_trees_are_compared_by_name(distill: Any, tmp_path: Path, prompts: Path, two_drafts: list[Path]) -> None:
+    words = [*WORDS, f"bench.prompts=[{prompts}]", "bench.rates=[20]", "bench.seconds=0.3", "bench.max_tokens=8"]
+    draft, names = f"draft.path={two_drafts[0]}", ["none", "topk-2-1", "dynamic-3", "fork-2x2", "siblings-2"]
+    outcome = distill("bench", *words, draft, f"bench.policies=[{','.join(names)}]", "bench.rounds=2")
+    assert outcome.code == 0, outcome.err
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert list(summary["policies"]) == names
+    for mistake, told in {
+        "bench.policies=[medusa-4]": "policy medusa-4: tree=medusa needs a draft of kind medusa, not pruned",
+        "bench.policies=[topk-5-5]": "policy topk-5-5: tree=topk with widths=[5, 5] has 30 tokens, above nodes=8",
+        "bench.policies=[fork-2x9]": "policy fork-2x9: tree=fork with widths=[2] has 18 tokens, above nodes=8",
+        "bench.policies=[fork-1x6]": "policy fork-1x6 drafts more than engine.speculation_length=4",
+    }.items():
+        failed = distill("bench", *words, "hydra.run.dir=other", draft, "engine.nodes=8", mistake)
+        assert (failed.code, told in failed.err) == (2, True), failed.err
+        assert failed.err.count("\n") == 1
+    alone = distill("bench", *words, "hydra.run.dir=other", "bench.policies=[dynamic-3]")
+    assert (alone.code, "policy dynamic-3 says how a draft model grows trees" in alone.err) == (2, True), alone.err
+    assert not (tmp_path / "other").exists()

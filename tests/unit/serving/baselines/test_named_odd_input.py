@@ -16,6 +16,7 @@ from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.baselines.named import CONTROLLER_NAMES, named_controller
 from distillspec.serving.baselines.smartspec import MovingAcceptance
+from distillspec.serving.baselines.tree_names import TREE_NAMES
 from distillspec.serving.control.decision import Decision
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel, guessed
@@ -24,7 +25,8 @@ from distillspec.serving.costs.table import CostTable
 from ..conftest import MakeEngine, hf_greedy, prompts
 
 CPU = LatencyModel(CostTable.line(1e-6, 1.5e-3, 4e-2), CostTable.line(1e-7, 2e-4, 5e-3))
-NAMES = [name.replace("K", "3").replace("W", "2") for name in CONTROLLER_NAMES]
+NUMBERS = str.maketrans({"K": "3", "W": "2", "N": "4", "D": "3"})
+NAMES = [name.translate(NUMBERS) for name in (*CONTROLLER_NAMES, *TREE_NAMES)]
 ONE = BatchView((RowView("a", 100, 8),))
 
 

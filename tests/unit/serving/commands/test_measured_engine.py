@@ -9,7 +9,7 @@ import pytest
 
 from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError
-from distillspec.serving.commands.measured_engine import check_no_store, check_speculates, fitting
+from distillspec.serving.commands.measured_engine import check_grows, check_no_store, check_speculates, fitting
 from distillspec.types import Prompt
 
 
@@ -41,3 +41,8 @@ def test_prompts_leave_room_for_an_answer() -> None:
     assert fitting(prompts, engine(max_model_len=10), "bench.prompts") == prompts[:1]
     with pytest.raises(ConfigError, match=r"bench\.prompts: no prompt is shorter than engine\.max_model_len=9"):
         fitting(prompts, engine(max_model_len=9), "bench.prompts")
+
+
+def test_trees_that_a_draft_grows_need_a_draft() -> None:
+    with pytest.raises(ConfigError, match=r"policy topk-3-2 says how a draft model grows trees.*draft\.path=RUN"):
+        check_grows("topk-3-2", EngineConfig(), engine(proposer=None))

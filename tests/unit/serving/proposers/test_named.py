@@ -10,15 +10,17 @@ import pytest
 from distillspec.config import EngineConfig
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, save_draft
-from distillspec.serving.base.fixed import FixedLength
-from distillspec.serving.base.tree import DRAFT, NGRAM
+from distillspec.serving.base.fixed import FixedLength, FixedTree
+from distillspec.serving.base.params import SamplingParams
+from distillspec.serving.base.shape import TreeShape
+from distillspec.serving.base.tree import DRAFT, NGRAM, TokenTree
 from distillspec.serving.engine import Engine
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.draft_model import DraftModel
-from distillspec.serving.proposers.named import check_proposer
+from distillspec.serving.proposers.named import check_proposer, draft_models, grow_as
 from distillspec.serving.proposers.side_by_side import SideBySide
 
-from ..conftest import MakeEngine
+from ..conftest import MakeEngine, prompts
 
 GOODPUT: dict[str, Any] = {"controller": "goodput", "measure_costs_s": 0}
 
@@ -66,3 +68,37 @@ def test_options_of_no_proposer_are_refused(options: dict[str, Any], drafts: int
     with pytest.raises(ConfigError, match=rf"proposer_options.*{named}"):
         check_proposer(EngineConfig(proposer_options=options), drafts=drafts)
     check_proposer(EngineConfig(proposer_options={"ngram": {"longest": 2}}), drafts=1)
+
+
+def test_an_engines_draft_grows_other_trees_from_the_next_step_on(
+    draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    """What is drawn becomes what is most probable, then the most confident nodes, and is drawn again."""
+    engine = make_engine(draft, controller_object=FixedTree(TreeShape.full((2, 2))), speculation_length=2, seed=5)
+    trees: list[TokenTree] = []
+    engine.observer = lambda seen, logits: trees.extend(emission.tree for emission in seen if emission.tree.tokens)
+
+    def grown(**settings: Any) -> tuple[set[str], int]:
+        trees.clear()
+        grow_as(engine.proposer, EngineConfig(**settings))
+        engine.generate(prompts(3), SamplingParams(temperature=1.0, max_tokens=10, ignore_eos=True))
+        whole = max(len(tree.groups[0].nodes) for tree in trees)
+        return {group.kind for tree in trees for group in tree.groups}, whole
+
+    assert grown() == ({"drawn"}, 2)
+    assert grown(tree="topk") == ({"deterministic"}, 2)
+    kinds, children = grown(tree="dynamic", widths=[3])
+    assert kinds == {"deterministic"}
+    assert children == 3, "the widths are those of the settings, and the number of nodes the shape's"
+    assert max(map(len, trees)) == 6
+    assert grown(tree="fork", widths=[2]) == ({"drawn"}, 2)
+
+
+def test_combinations_of_heads_need_heads(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    engine = make_engine(draft)
+    with pytest.raises(ConfigError, match="tree=medusa needs a draft of kind medusa, not pruned"):
+        grow_as(engine.proposer, EngineConfig(tree="medusa"))
+    (model,) = draft_models(engine.proposer)
+    assert not model.topk
+    grow_as(None, EngineConfig(tree="medusa"))
+    assert draft_models(None) == []
