@@ -49,7 +49,7 @@ class HardwareConfig:
     target: ModelFigures = field(default_factory=ModelFigures)
     draft: ModelFigures = field(default_factory=ModelFigures)
     draft_free_s: float = 0.0005  # seconds of a step's proposals without a draft model
-    draft_at_once: bool = False  # one pass of the draft gives all of a row's tokens (draft=block)
+    draft_at_once: bool = False  # one pass of the draft gives all of a row's tokens (draft=block); without one: heads
     drafts: dict[str, ModelFigures] = field(default_factory=dict)  # several by name, in place of draft
     slots: int = 256  # the most requests at a time
     max_len: int = 4096  # tokens of prompt and answer

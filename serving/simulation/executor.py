@@ -8,6 +8,7 @@ from itertools import zip_longest
 from random import Random
 from typing import NamedTuple
 
+from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult, Trial
 from distillspec.serving.base.plans import Plan, RowPlan
 from distillspec.serving.base.requests import SequenceState
@@ -102,7 +103,7 @@ class SimulatedExecutor:
                 unread_tokens=len(sequence.tokens) - computed.get((sequence.id, source), 0),
                 source=source,
                 at_once=latency.at_once,
-                wide=latency.draft is not None,
+                wide=latency.draft is not None or latency.at_once,
             )
             for source in latency.members or (DRAFT,)
         ]
@@ -148,6 +149,8 @@ class SimulatedExecutor:
         return [self._judge_row(row, planned) if planned.trees else PLAIN for row, planned in rows]
 
     def _judge_row(self, row: RowView, planned: RowPlan) -> SimulatedWindow:
+        if len(planned.trees) > 1:
+            raise ConfigError("trees of several sources in one row cannot be simulated; plan one a row")
         known, (source, shape) = self.rows[row.sequence_id], planned.trees[0]
         trace, place, drafted = known.drafts[source], row.context_tokens - known.prompt_tokens, shape.depth
         if trace.gates is not None:

@@ -24,7 +24,6 @@ from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.selection.baselines import ByRequest
 from distillspec.serving.selection.named import compared_selection
 from distillspec.serving.selection.selecting import SelectingController
-from distillspec.serving.simulation.trees import GoodputTree
 from distillspec.serving.simulation.workload import SimulatedRequest
 
 HEADS, MOST_CANDIDATES = 3, 3  # of the Medusa policies
@@ -36,7 +35,7 @@ POLICY_NAMES = {
     "random": "a random length a step",
     "random-request": "a random length for each row and step",
     "oracle": "knows what will be accepted, and takes what gives the most tokens a second",
-    "medusa": f"{HEADS} heads, before each step the tree of highest goodput",
+    "medusa": f"{HEADS} heads with up to {MOST_CANDIDATES} candidates each, trees by goodput",
     "medusa-topK": f"{HEADS} heads with K candidates each",
 }
 
@@ -125,7 +124,7 @@ def _make_policy(
     if name == "oracle":
         return Policy(name, Oracle(speculation_length, latency, requests))
     if name == "medusa":
-        return Policy(name, GoodputTree(HEADS, MOST_CANDIDATES, latency))
+        return Policy(name, _of_heads(latency))
     if re.fullmatch(r"medusa-top[1-9]", name):
         return Policy(name, FixedTree(TreeShape.full((int(name[-1]),) * HEADS)))
     if name in CONTROLLER_NAMES or (name in CONTROLLERS and name != "fixed") or (FIXED.fullmatch(name)):
@@ -210,6 +209,14 @@ class Oracle(LengthController):
 def _named(name: str, speculation_length: int, latency: LatencyModel, tree: str | None) -> LengthController:
     with_model, settings = latency.draft is not None, EngineConfig() if tree is None else EngineConfig(tree=tree)
     return named_controller(name, speculation_length, latency, drafts_with_model=with_model, settings=settings)
+
+
+def _of_heads(latency: LatencyModel) -> LengthController:
+    """Return goodput over all trees of the heads' candidates."""
+    widths = [MOST_CANDIDATES] * HEADS
+    every = TreeShape.full(widths).nodes
+    settings = EngineConfig(tree="medusa", widths=widths, nodes=every, speculation_length=HEADS)
+    return named_controller("goodput", HEADS, latency, drafts_with_model=latency.draft is not None, settings=settings)
 
 
 def _plan(view: BatchView, lengths: Sequence[int], tokens: float | None = None, seconds: float | None = None) -> Plan:
