@@ -1,9 +1,12 @@
-"""Microseconds that controllers take a step (plan and observe), by rows. Writes `results/controller.json`.
+"""Microseconds that controllers take a step (plan and observe), by rows, and their share of the step.
 
-    python benchmarks/controller.py
+    python benchmarks/controller.py [--profile PROFILE]
 
 Processor time of the one thread, so that a busy machine counts little. (The process's own clock sums over all threads,
-which took 20 to 90 µs a look beside torch's.) Medians over blocks of 16 steps: what is done every 16th counts.
+which took 20 to 90 µs a look beside torch's.) Medians over blocks of 16 steps: what is done every 16th counts. Steps
+take what a cost table says: an invented one with which all rows draft, and that of `distill profile`, else the measured
+one of `results/fidelity_profile.json`. Rows have a draft, and in the last side n-grams that name likely nodes beside
+it. Writes `results/controller.json`.
 """
 
 from __future__ import annotations
@@ -12,66 +15,163 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy
-from common import write_result
+from common import RESULTS, write_result
 
-from distillspec.serving.base.acceptance import RowResult
+from distillspec.config.engine import EngineConfig
+from distillspec.files import read_object
+from distillspec.serving.base.acceptance import RowResult, Trial
 from distillspec.serving.base.controllers import LengthController
-from distillspec.serving.base.plans import StepResult
-from distillspec.serving.base.rows import BatchView, RowView
-from distillspec.serving.baselines.smartspec import SmartSpecController
-from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.base.likely import LikelyNodes
+from distillspec.serving.base.plans import Plan, RowPlan, StepResult
+from distillspec.serving.base.rows import BatchView, Option, RowView
+from distillspec.serving.base.shape import PlannedTree
+from distillspec.serving.base.tree import DRAFT, NGRAM
+from distillspec.serving.baselines.named import named_controller
+from distillspec.serving.costs.hardware_profile import Profile
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
-LONGEST, ALPHA, BLOCK = 6, 0.7, 16
-CPU = LatencyModel(CostTable.line(1e-6, 1.5e-3, 4e-2), CostTable.line(1e-7, 2e-4, 5e-3))
-GOALS = {"64": 200.0, "1": 60.0}  # µs a step with controller=goodput
+LONGEST, ALPHA, BLOCK, ROWS = 6, 0.7, 16, (1, 4, 16, 64)
+INVENTED = LatencyModel(CostTable.line(1e-6, 1.5e-3, 4e-2), CostTable.line(1e-7, 2e-4, 5e-3))
+GOALS_US = {"64": 200.0, "1": 60.0}  # a step, of chains by goodput with the invented costs
+SHARE = 0.01  # of a step of 64 rows, of everything by goodput
+NGRAMS = "goodput beside n-grams"
+LIKELY = (0.5, 0.3, 0.2, 0.15, 0.1, 0.05)  # chances of a chain's nodes that n-grams name
 
 
 def main() -> None:
     options = _options()
-    controllers: dict[str, Callable[[], LengthController]] = {
-        "goodput": lambda: GoodputController(LONGEST, CPU),
-        "goodput, one length a step": lambda: GoodputController(LONGEST, CPU, lengths="step"),
-        "goodput, bounds": lambda: GoodputController(LONGEST, CPU, max_time_per_token_s=0.03),
-        "smartspec": lambda: SmartSpecController(LONGEST, CPU),
-    }
+    title, measured = _measured_costs(options.profile)
     found = {
-        name: {str(rows): _time(make(), rows, options.steps) for rows in (1, 4, 16, 64)}
-        for name, make in controllers.items()
+        name: {side: _by_rows(side, costs, options) for side in ("smartspec", *_goodputs())}
+        for name, costs in (("invented", INVENTED), ("measured", measured))
     }
-    met = {rows: found["goodput"][rows]["total_us"] <= goal for rows, goal in GOALS.items()}
-    write_result("controller", {"longest": LONGEST, "by_rows": found, "goals_us": GOALS, "met": met})
+    chains = found["invented"]["goodput-chains"]
+    largest = str(max(options.rows))
+    met = {
+        "us": {rows: chains[rows]["total_us"] <= goal for rows, goal in GOALS_US.items() if rows in chains},
+        "share": {
+            costs: {side: sides[side][largest]["share"] <= SHARE for side in _goodputs()}
+            for costs, sides in found.items()
+        },
+    }
+    goals = {"us": GOALS_US, "share": SHARE}
+    write_result("controller", {"longest": LONGEST, "measured": title, "costs": found, "goals": goals, "met": met})
 
 
-def _time(controller: LengthController, rows: int, steps: int) -> dict[str, Any]:
+def _goodputs() -> tuple[str, ...]:
+    return "goodput-chains", "goodput", "goodput-step", "goodput, bounds", NGRAMS
+
+
+def _by_rows(side: str, costs: LatencyModel, options: argparse.Namespace) -> dict[str, Any]:
+    settings = EngineConfig(max_time_per_token_s=0.03 if side == "goodput, bounds" else None)
+    name = "goodput" if side in ("goodput, bounds", NGRAMS) else side
+    view = _view_with_ngrams if side == NGRAMS else _view
+    found = {}
+    for rows in options.rows:
+        controller = named_controller(name, LONGEST, costs, settings=settings)
+        found[str(rows)] = _time(controller, costs, view, rows, options.steps)
+    return found
+
+
+def _time(
+    controller: LengthController,
+    costs: LatencyModel,
+    view_of: Callable[[int, int], BatchView],
+    rows: int,
+    steps: int,
+) -> dict[str, float]:
     """Of steps with known acceptance and costs."""
     generator = numpy.random.default_rng(0)
-    planned, observed = [], []
+    planned, observed, seconds = [], [], []
     for step in range(steps):
-        contexts = [100 + (step + 37 * row) % 400 for row in range(rows)]
-        view = BatchView(tuple([RowView(f"r{row}", context, 8) for row, context in enumerate(contexts)]))
+        view = view_of(rows, step)
         started = time.thread_time_ns()
         plan = controller.plan(view)
         planned.append(time.thread_time_ns() - started)
-        lengths = [row.speculation_length for row in plan.rows]
-        stood = [int((generator.random(k) < ALPHA).cumprod().sum()) for k in lengths]
-        results = tuple([RowResult.chain(f"r{i}", lengths[i], stood[i], stood[i] + 1) for i in range(rows)])
+        results = tuple([_verified(own, generator) for own in plan.rows])
         noise = float(generator.normal(1, 0.03))
-        draft_s, target_s = CPU.draft_s(contexts, lengths) * noise, CPU.target_s(contexts, lengths) * noise
+        draft_s, target_s = (noise * own for own in _seconds(costs, view, plan))
+        seconds.append(draft_s + target_s)
         result = StepResult(results, view, plan, 0, draft_s, target_s, draft_s + target_s)
         started = time.thread_time_ns()
         controller.observe(result)
         observed.append(time.thread_time_ns() - started)
     plan_us, observe_us = (_typical_us(times) for times in (planned, observed))
+    step_us = 1e6 * statistics.median(seconds[len(seconds) // 2 :])
     return {
         "plan_us": round(plan_us, 1),
         "observe_us": round(observe_us, 1),
         "total_us": round(plan_us + observe_us, 1),
+        "step_us": round(step_us, 1),
+        "share": (plan_us + observe_us) / step_us,
     }
+
+
+def _view(rows: int, step: int) -> BatchView:
+    return BatchView(tuple([RowView(f"r{row}", _context(row, step), 8, wide=True) for row in range(rows)]))
+
+
+def _view_with_ngrams(rows: int, step: int) -> BatchView:
+    """Return rows of which n-grams name nodes, in each step of others as many as they have, and a draft beside."""
+    chain = LikelyNodes(NGRAM, LIKELY, tuple(range(-1, len(LIKELY) - 1)), tuple(range(1, len(LIKELY) + 1)))
+    draft, found = Option(8, wide=True), []
+    for row in range(rows):
+        own, others = draft, tuple[Option, ...]()
+        if count := (step + row) % (len(LIKELY) + 1):
+            own, others = Option(8, False, 6, source=NGRAM, wide=True, likely=chain.first(count)), (draft,)
+        found.append(RowView(f"r{row}", _context(row, step), *own, others=others))
+    return BatchView(tuple(found))
+
+
+def _context(row: int, step: int) -> int:
+    return 100 + (step + 37 * row) % 400
+
+
+def _verified(planned: RowPlan, generator: numpy.random.Generator) -> RowResult:
+    """Return a row's result: the first sibling of each place stands with `ALPHA`, and each further one of the rest."""
+    trials: list[Trial] = []
+    for tree in planned.trees:  # a later one is tried where nothing before it stood
+        trials += _tried(tree, generator)
+        if any(trial.accepted for trial in trials):
+            break
+    depth, nodes = planned.speculation_length, sum([tree.shape.nodes for tree in planned.trees])
+    accepted = sum([trial.accepted for trial in trials])
+    return RowResult(planned.sequence_id, depth, nodes, accepted, accepted + 1, tuple(trials))
+
+
+def _tried(tree: PlannedTree, generator: numpy.random.Generator) -> list[Trial]:
+    found, node = list[Trial](), 0
+    for depth, children in enumerate(tree.shape.levels, 1):
+        tried, right = children[node], int(generator.geometric(ALPHA)) - 1
+        found += [Trial(depth, rank, tree.source, rank == right) for rank in range(min(tried, right + 1))]
+        if right >= tried:
+            break
+        node = sum(children[:node]) + right
+    return found
+
+
+def _seconds(costs: LatencyModel, view: BatchView, plan: Plan) -> tuple[float, float]:
+    """Return the seconds of the draft and of the target by the table."""
+    contexts = [row.context_tokens for row in view.rows]
+    trees = [(context, tree) for context, own in zip(contexts, plan.rows, strict=True) for tree in own.trees]
+    drafted = [(context, tree.shape.reads) for context, tree in trees if tree.source == DRAFT]
+    nodes = [sum([tree.shape.nodes for tree in own.trees]) for own in plan.rows]
+    return costs.trees_s(drafted) if drafted else 0.0, costs.target_s(contexts, nodes)
+
+
+def _measured_costs(profile: Path | None) -> tuple[str, LatencyModel]:
+    """Return measured costs of steps, and the machine that they are of."""
+    if profile is not None:
+        found = Profile.read(profile)
+        return found.title, found.latency
+    kept = read_object(RESULTS / "fidelity_profile.json")
+    target, draft = (CostTable.from_json(kept[name]["cost"]) for name in ("target_cost", "draft_cost"))
+    return f"{kept['machine']['cpu']}, fidelity_profile.json", LatencyModel(target, draft)
 
 
 def _typical_us(times_ns: list[int]) -> float:
@@ -83,6 +183,8 @@ def _typical_us(times_ns: list[int]) -> float:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--profile", type=Path, help="a profile of this machine, by distill profile")
     return parser.parse_args()
 
 

@@ -115,3 +115,26 @@ def test_rows_decode_in_every_step_beside_prompts_that_arrive(tmp_path: Path, mo
     monkeypatch.setattr(contexts, "ANSWER", 3)
     with pytest.raises(RunError, match="of 8 rows decoded"):
         contexts.arrivals(options, target)
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Results by name, in place of files."""
+    found: dict[str, Any] = {}
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr("common.write_result", found.__setitem__)
+    return found
+
+
+def test_the_controllers_benchmark_times_chains_trees_and_named_nodes(
+    written: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("controller.py", "--steps 64 --rows 1 3", monkeypatch)
+    found = written["controller"]
+    assert found["costs"].keys() == {"invented", "measured"}
+    for sides in found["costs"].values():
+        assert sides.keys() >= {"goodput-chains", "goodput", "goodput beside n-grams"}
+        for one in (one for by_rows in sides.values() for one in by_rows.values()):
+            assert 0 < one["total_us"] == pytest.approx(one["share"] * one["step_us"], rel=0.02)
+    assert found["met"]["us"].keys() == {"1"}, "64 rows were not timed"
+    assert found["met"]["share"]["measured"].keys() >= {"goodput", "goodput beside n-grams"}
