@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,12 +21,14 @@ from scipy.stats import t as student
 from sides import generate, greedy, make_engine, read_prompts
 
 from distillspec.commands.unseen import trained_prompts
-from distillspec.config import TargetConfig
-from distillspec.models import load_target
+from distillspec.config import EngineConfig, TargetConfig
+from distillspec.models import LanguageModel, load_target
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.requests import Request
+from distillspec.serving.baselines.tree_names import tree_settings
 from distillspec.serving.draft_loading import load_draft
+from distillspec.serving.proposers.named import grow_as
 
 TOKENS = 256  # of an answer
 TURN = 8  # steps of a side at a time
@@ -35,15 +37,20 @@ NO_DRAFT = "no draft"
 
 
 class Side(NamedTuple):
-    """An engine, with a controller of its own where sides share the engine."""
+    """An engine, with a controller of its own where sides share the engine.
+
+    trees: settings that say how drafts grow trees, None: the engine's.
+    """
 
     engine: Engine
     controller: LengthController | None = None
+    trees: EngineConfig | None = None
 
     def use(self) -> None:
         """Let the engine's next steps be this side's."""
         if self.controller is not None:
             self.engine.use_controller(self.controller)
+            grow_as(self.engine.proposer, self.trees or self.engine.settings)
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,7 @@ class Bench:
         """Load target and draft as `turn_options` name them. `settings` are those of the engine with the draft."""
         target, alone = (load_target(TargetConfig(path=options.target, dtype=options.dtype)) for _ in range(2))
         draft, most = load_draft(options.draft, target), max(options.batches)
-        count = options.rounds * max(ALIKE, most)
-        prompts = read_prompts(options.prompts, target, count, without=trained_prompts(draft.lineage))
+        prompts = _unseen(options, options.prompts, target, draft)
         setting = {
             "dtype": str(target.dtype),
             "threads": torch.get_num_threads(),
@@ -81,9 +87,19 @@ class Bench:
         plain = make_engine(options, alone, None, most, prefix_reuse=True)  # it reads texts again and again
         return cls(options, engine, plain, prompts, setting)
 
+    def asking(self, prompts: str) -> Bench:
+        """Return the same engines with the prompts of another file."""
+        assert self.engine.draft is not None
+        return replace(self, prompts=_unseen(self.options, prompts, self.engine.target, self.engine.draft))
+
     def rates(self, controllers: Mapping[str, LengthController], batch: int) -> dict[str, list[float]]:
-        """Return the tokens a second of each controller by round, and of `plain` as "no draft"."""
-        sides = {name: Side(self.engine, controller) for name, controller in controllers.items()}
+        """Return the tokens a second of each controller by round, and of `plain` as "no draft".
+
+        Args:
+            controllers: by names of policies, which may say how trees are grown.
+        """
+        named = {name: tree_settings(name, self.engine.settings) for name in controllers}
+        sides = {name: Side(self.engine, controller, named[name]) for name, controller in controllers.items()}
         return by_turns({NO_DRAFT: Side(self.plain), **sides}, self.options, self.prompts, batch)
 
 
@@ -150,6 +166,12 @@ def interval(found: list[float]) -> dict[str, float]:
     mean = statistics.fmean(found)
     half = float(student.ppf(0.975, len(found) - 1)) * statistics.stdev(found) / len(found) ** 0.5
     return {"mean": mean, "low": mean - half, "high": mean + half, "median": statistics.median(found)}
+
+
+def _unseen(options: argparse.Namespace, prompts: str, target: LanguageModel, draft: LanguageModel) -> list[list[int]]:
+    """Return as many prompts of a file as all rounds have, none that the draft was trained on."""
+    count = options.rounds * max(ALIKE, *options.batches)
+    return read_prompts(prompts, target, count, without=trained_prompts(draft.lineage))
 
 
 def _begin(engine: Engine, texts: Sequence[Sequence[int]], params: SamplingParams) -> None:

@@ -138,3 +138,30 @@ def test_the_controllers_benchmark_times_chains_trees_and_named_nodes(
             assert 0 < one["total_us"] == pytest.approx(one["share"] * one["step_us"], rel=0.02)
     assert found["met"]["us"].keys() == {"1"}, "64 rows were not timed"
     assert found["met"]["share"]["measured"].keys() >= {"goodput", "goodput beside n-grams"}
+
+
+def test_the_trees_benchmark_compares_named_shapes_on_several_files(
+    written: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load_target(TargetConfig(path="tiny"))
+    save_draft(initialise_draft(DraftConfig(layers=2), target), tmp_path / "draft", target)
+    for name in ("maths", "chat"):
+        asked = [{"prompt": f"{name}: what is {i} plus {i + 1}?"} for i in range(16)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    monkeypatch.setattr("turns.TOKENS", 160)
+    files = ",".join(str(tmp_path / f"{name}.jsonl") for name in ("maths", "chat"))
+    sides = "--chains none fixed-1 --shapes topk-2-1 dynamic-3 fork-2x2 siblings-2"
+    words = f"--prompts {files} --target tiny --draft {tmp_path / 'draft'} --rounds 4 --batches 1 2 {sides}"
+    run("trees.py", words, monkeypatch)
+    found = written["trees"]
+    assert found["files"].keys() == {"maths", "chat"}
+    for batches in found["files"].values():
+        one, two = batches["1"], batches["2"]
+        assert one["met"].keys() == {"tuned_chain", "no_draft", "best_shape"}
+        assert two["met"].keys() == {"best_shape"}
+        for own, rounds in ((one, 16), (two, 8)):
+            assert {len(rates) for rates in own["rounds"].values()} == {rounds}
+            assert own["tokens_per_s"].keys() >= {"no draft", "topk-2-1", "dynamic-3", "fork-2x2", "goodput"}
+            assert own["best_shape"] in (own["tuned_chain"], own["best_tree"])
+            goal, over = found["goals"]["best_shape"]["1"], own["trees_over_best_shape"]
+            assert own["met"]["best_shape"] == (over["mean"] >= goal["mean"] and over["low"] >= goal["low"])
