@@ -21,8 +21,9 @@ from distillspec.models import initialise_draft, load_target, save_draft
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def test_the_gpu_benchmark_runs_anywhere_on_a_tiny_shape() -> None:
-    words = "--shapes tiny --device cpu --minutes 4 --output="
+def on_cpu(minutes: int) -> str:
+    """Run the benchmark of GPUs on a CPU. Return what it prints."""
+    words = f"--shapes tiny --device cpu --minutes {minutes} --output="
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "gpu.py"), *words.split()],
         capture_output=True,
@@ -30,9 +31,22 @@ def test_the_gpu_benchmark_runs_anywhere_on_a_tiny_shape() -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"},
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_gpu_benchmark_runs_anywhere_on_a_tiny_shape() -> None:
+    shown = on_cpu(minutes=4)
     for check in ("share of bandwidth", "5 tokens / 1 token", "host ms a step", "speed-up over plain decoding"):
-        assert check in done.stdout
+        assert check in shown
+    assert "left out" not in shown
+    passes = [line.split("│")[3:-1] for line in shown.splitlines() if "chains" in line or "trees" in line]
+    assert len(passes) == 6, "chains, trees and the attention of both, for one row and eight"
+    assert all(float(cell) > 0 for line in passes for cell in line)
     assert not (BENCHMARKS / "results" / ".json").exists()
+
+
+def test_the_gpu_benchmark_begins_nothing_after_its_time() -> None:
+    assert on_cpu(minutes=0).count("left out: no time") == 3
 
 
 @pytest.fixture
