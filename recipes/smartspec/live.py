@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class LiveLoads:
             sides = {name: _side(engine, name) for name in (NONE, *self.fixed, CHAINS, TREES)}
             capacity = self._capacity(engine, prompts)
             rates = {share * capacity: share for share in self.loads}
-            records = take_turns(sides, list(rates), self.rounds, lambda *at: self._load(prompts, *at))
+            records = take_turns(sides, list(rates), self.rounds, partial(self._load, prompts))
         finally:
             engine.close()
         folder.mkdir(parents=True, exist_ok=True)
