@@ -45,7 +45,7 @@ def test_trees_of_heads_are_as_good_as_the_best_widths_and_shrink_with_the_batch
         sizes.append(sum(tree.shape.nodes for row in plan.rows for tree in row.trees) / rows)
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > 3
-    assert sizes[-1] < 1  # next to nothing pays in a large batch
+    assert sizes[-1] <= 1  # little pays in a large batch
 
 
 def test_the_chances_of_candidates_are_learnt_from_what_was_tried() -> None:
