@@ -33,9 +33,9 @@ def tree_settings(name: str, settings: EngineConfig) -> EngineConfig | None:
     match = _NAME.fullmatch(name)
     if match is None:
         return None
-    own = {"controller": "fixed", "controller_options": {}, "profile": None, "lengths": "request"}
+    own = {"profile": None, "lengths": "request", "max_time_per_token_s": None, **_shape(match, settings)}
     try:
-        return replace(settings, **own, max_time_per_token_s=None, **_shape(match, settings))
+        return replace(settings, controller="fixed", controller_options={}, **own)
     except ConfigError as error:
         raise ConfigError(f"policy {name}: {error}") from error
 
