@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy
 import torch
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 WORD = 64  # bits of a word
+KEPT = 256  # shapes of trees whose ancestors are kept: a plan repeats its shapes from step to step
 
 
 def ancestor_words(rows: Sequence[Sequence[int]], width: int) -> NDArray[numpy.int64]:
@@ -21,10 +23,7 @@ def ancestor_words(rows: Sequence[Sequence[int]], width: int) -> NDArray[numpy.i
         rows: the parent of each node, an earlier one of the row or −1. Further nodes continue the one before them.
         width: nodes a row.
     """
-    sets = [ancestor_sets(parents, width) for parents in rows]
-    shifts = range(0, width, WORD)
-    words = [[[bits >> shift & (1 << WORD) - 1 for shift in shifts] for bits in row] for row in sets]
-    return numpy.array(words, dtype=numpy.uint64).view(numpy.int64)
+    return numpy.stack([_words_of(tuple(parents), width) for parents in rows])
 
 
 def ancestor_sets(parents: Sequence[int], width: int) -> list[int]:
@@ -34,6 +33,14 @@ def ancestor_sets(parents: Sequence[int], width: int) -> list[int]:
         parent = parents[node] if node < len(parents) else node - 1
         sets.append((0 if parent < 0 else sets[parent]) | 1 << node)
     return sets
+
+
+@lru_cache(maxsize=KEPT)
+def _words_of(parents: tuple[int, ...], width: int) -> NDArray[numpy.int64]:
+    """Return the words of one row `[width, words]`, read-only."""
+    size = -(-width // WORD) * WORD // 8
+    held = b"".join([bits.to_bytes(size, "little") for bits in ancestor_sets(parents, width)])
+    return numpy.frombuffer(held, dtype="<i8").astype(numpy.int64, copy=False).reshape(width, -1)
 
 
 def signed_word(bits: int) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 
-from distillspec.models.ancestors import WORD, ancestor_sets, signed_word
+from distillspec.models.ancestors import KEPT, WORD, ancestor_sets, signed_word
 from distillspec.models.few_queries import row_numbers
 from distillspec.models.flat_view import FlatView, RowGroup
 
@@ -52,7 +53,7 @@ class FewRows(NamedTuple):
 
     @staticmethod
     def windows(
-        trees: Sequence[Sequence[int]], slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]
+        trees: Sequence[tuple[int, ...]], slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]
     ) -> FewRows:
         """Return the rows of `chains`, where the tokens of some are trees.
 
@@ -67,9 +68,9 @@ class FewRows(NamedTuple):
             held += [slot] * count
             places += range(start, start + count)
             if parents:
-                seen = ancestor_sets(parents, count)
-                positions += [start + bits.bit_count() - 1 for bits in seen]  # as many tokens before it as ancestors
-                nodes += map(signed_word, seen)
+                depths, seen = _of_tree(parents, count)
+                positions += [start + depth for depth in depths]
+                nodes += seen
             else:
                 positions += range(start, start + count)
                 nodes += CHAIN[:count] if count <= WORD else (*CHAIN, *[-1] * (count - WORD))
@@ -79,7 +80,7 @@ class FewRows(NamedTuple):
     @staticmethod
     def slices(
         most: int,
-        trees: Sequence[Sequence[int]],
+        trees: Sequence[tuple[int, ...]],
         slots: Sequence[int],
         starts: Sequence[int],
         counts: Sequence[int],
@@ -88,7 +89,7 @@ class FewRows(NamedTuple):
 
         Chains may be cut anywhere. Trees are whole, and have at most `most` tokens.
         """
-        left, pieces = most, list[tuple[Sequence[int], int, int, int]]()
+        left, pieces = most, list[tuple[tuple[int, ...], int, int, int]]()
         for parents, slot, start, count in zip(trees, slots, starts, counts, strict=True):
             while count > left:
                 own = 0 if parents else left
@@ -111,6 +112,14 @@ class FewRows(NamedTuple):
         """N, R, and the addresses of all parts. They are those of this object: keep it while they are read."""
         first, size = self.tokens.ctypes.data, self.tokens.strides[0]
         return [self.total, len(self.rows), *range(first, first + 4 * size, size), self.rows.ctypes.data, 0]
+
+
+@lru_cache(maxsize=KEPT)
+def _of_tree(parents: tuple[int, ...], count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return how many ancestors each node has, and what it sees as a signed word."""
+    sets = ancestor_sets(parents, count)
+    depths = tuple([bits.bit_count() - 1 for bits in sets])
+    return depths, tuple(map(signed_word, sets) if count >= WORD else sets)
 
 
 def _of_one(group: RowGroup) -> tuple[Ints, Ints]:

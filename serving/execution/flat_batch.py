@@ -46,11 +46,11 @@ class RowInput:
         return self.tree is not None and not self.tree.is_chain
 
     @property
-    def parents(self) -> list[int]:
+    def parents(self) -> tuple[int, ...]:
         """The parent of each token where they are no chain, an earlier one or −1. Else empty."""
         if self.tree is None or self.tree.is_chain:
-            return []
-        return [-1, *(1 + parent for parent in self.tree.parents)] if self.rooted else list(self.tree.parents)
+            return ()
+        return (-1, *[1 + parent for parent in self.tree.parents]) if self.rooted else self.tree.parents
 
 
 @dataclass(frozen=True)

@@ -34,3 +34,12 @@ def test_nodes_without_a_parent_given_continue_a_chain() -> None:
         [1, 0, 1, 1, 0],
         [1, 0, 1, 1, 1],
     ]
+
+
+def test_what_is_kept_of_a_shape_is_the_same_for_every_row_that_has_it() -> None:
+    fork = [-1, -1, 0, 1, 2, 3]  # two branches of three
+    first = ancestor_words([fork, [-1, 0, 1]], 6)
+    first[:] = 0
+    again = ancestor_words([fork, fork], 6)
+    assert again[:, :, 0].tolist() == [[0b1, 0b10, 0b101, 0b1010, 0b10101, 0b101010]] * 2
+    assert ancestor_words([fork[:4]], 4).tolist() == again[:1, :4].tolist(), "a smaller fork is the larger one's corner"

@@ -115,7 +115,7 @@ def test_chains_as_numbers() -> None:
 
 
 def test_trees_as_numbers() -> None:
-    rows = FewRows.windows([[-1, 0, 0, 2, -1], []], [4, 2], [10, 5], [5, 2])
+    rows = FewRows.windows([(-1, 0, 0, 2, -1), ()], [4, 2], [10, 5], [5, 2])
     assert rows.tokens.tolist() == [
         [4, 4, 4, 4, 4, 2, 2],
         [10, 11, 12, 13, 14, 5, 6],
@@ -155,7 +155,7 @@ def test_slices_hold_every_token_once(most: int) -> None:
 
 @pytest.mark.parametrize("most", [4, 5, 9])
 def test_slices_cut_no_tree(most: int) -> None:
-    tree = [-1, 0, 0, 1]
+    tree = (-1, 0, 0, 1)
     slices = list(FewRows.slices(most, [(), tree, (), tree], [0, 1, 2, 3], [5, 6, 7, 8], [3, 4, 6, 4]))
     found = [tuple(row) for part in slices for row in part.rows[:, 2:4].tolist()]
     assert sum(part.total for part in slices) == 17
