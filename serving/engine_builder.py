@@ -241,12 +241,25 @@ def choose_controller(
 ) -> LengthController:
     """Build the length controller that settings name. Of several drafts it selects each request's."""
     with_model = uses_draft(settings, with_draft=True)  # a draft may be loaded later
-    parts = ControllerParts(settings.speculation_length, costs, with_model, settings)
+    chances = _rank_chances(drafts) if settings.tree == "medusa" else ()
+    parts = ControllerParts(settings.speculation_length, costs, with_model, settings, chances)
     controller = make_controller(settings.controller, parts, settings.controller_options)
     if not is_pool(drafts):
         return controller
     own = settings.selection, list(drafts), settings.selection_options
     return with_selection(controller, *own, seed=settings.seed, expected=evaluated(drafts))
+
+
+def _rank_chances(drafts: Mapping[str, LanguageModel]) -> tuple[tuple[float, ...], ...]:
+    """Return what the first draft with a record of it accepted by head and rank, empty without one."""
+    found = next((draft.rank_acceptance for draft in drafts.values() if draft.rank_acceptance), ())
+    if drafts and not found:
+        names = ", ".join(draft.name for draft in drafts.values())
+        log.warning(
+            "tree=medusa: %s records no acceptance by rank (distill train measures it); typical figures order the tree",
+            names,
+        )
+    return found
 
 
 def _choose_pace(settings: EngineConfig) -> PrefillPace | None:

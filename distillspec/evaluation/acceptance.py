@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from distillspec.evaluation.blocks import count_blocks
 from distillspec.evaluation.bootstrap import ratio_intervals, resampled_ratios
 from distillspec.evaluation.cost import COSTS, StepCost
 from distillspec.evaluation.measured import DECODERS, MeasuredSpeedup, measure_speedup
-from distillspec.evaluation.positions import measure_positions
+from distillspec.evaluation.positions import Positions, measure_positions
 from distillspec.evaluation.speedup import Speedup, predict_speedup
 from distillspec.evaluation.states import TargetStates
 from distillspec.models.language_model import LanguageModel
@@ -49,6 +50,8 @@ class EvaluationResult:
     cut: float = 0.0  # share of the answers that the token limit cut
     by_prompt: tuple[PromptSums, ...] = ()  # resampled for the intervals
     kind: str = ""  # `LanguageModel.kind`
+    # Of heads, by drafted position and rank: P(the target's token is the one of that rank).
+    rank_acceptance: tuple[tuple[float, ...], ...] = ()
 
     def alpha_at(self, position: int) -> Interval:
         """Return α of the `position`-th drafted token, from 1 on, under the kind's own recursion."""
@@ -81,6 +84,7 @@ class PromptSums:
     values: NDArray[np.float64]  # [len(PER_POSITION)], then α of the second, third, … drafted position if they differ
     tokens: NDArray[np.float64]  # [G]
     blocks: NDArray[np.float64]  # [G]
+    ranks: NDArray[np.float64] = field(default_factory=partial(np.zeros, (0, 0)))  # [drafted positions, ranks], heads
 
     def alpha_sum(self, position: int) -> float:
         """Return the sum of α of the `position`-th drafted token, from 1 on."""
@@ -94,6 +98,7 @@ class PromptSums:
             self.values + other.values,
             self.tokens + other.tokens,
             self.blocks + other.blocks,
+            self.ranks + other.ranks,
         )
 
 
@@ -178,18 +183,25 @@ def _sum_by_prompt(
         counts = count_blocks(positions, sample.finished, max_gamma)
         sums_here = [getattr(positions, name).sum() for name in PER_POSITION]
         values = torch.stack([*sums_here, *(each.alpha.sum() for each in positions.deeper)])
-        new = PromptSums(sample.domain, len(positions), values.numpy(), counts.tokens.numpy(), counts.blocks.numpy())
+        own = values.numpy(), counts.tokens.numpy(), counts.blocks.numpy(), _rank_sums(positions)
+        new = PromptSums(sample.domain, len(positions), *own)
         sums[sample.prompt_id] = sums[sample.prompt_id] + new if sample.prompt_id in sums else new
         if on_sample is not None:
             on_sample(done, len(samples))
     return list(sums.values())
 
 
+def _rank_sums(positions: Positions) -> NDArray[np.float64]:
+    """Return the sums of p by drafted position and rank `[positions, ranks]`, empty where there are no heads."""
+    found = [each.by_rank.sum(0).numpy() for each in (positions, *positions.deeper) if each.by_rank is not None]
+    return np.stack(found) if found else np.zeros((0, 0))
+
+
 def _summarise(
     name: str, policy: SamplingPolicy, prompts: Sequence[PromptSums], bootstrap_samples: int, seed: int
 ) -> EvaluationResult:
     alpha, agreement, p_of_draft_argmax, ceiling, *deeper = _per_position(prompts, bootstrap_samples, seed)
-    domains = sorted({prompt.domain for prompt in prompts})
+    domains, count = sorted({prompt.domain for prompt in prompts}), sum(prompt.positions for prompt in prompts)
     by_domain = {
         domain: _per_position([p for p in prompts if p.domain == domain], bootstrap_samples, seed)[0]
         for domain in domains
@@ -198,7 +210,7 @@ def _summarise(
         draft=name,
         policy=policy,
         prompts=len(prompts),
-        positions=sum(prompt.positions for prompt in prompts),
+        positions=count,
         alpha=alpha,
         alpha_by_domain=by_domain,
         greedy_agreement=agreement,
@@ -207,6 +219,7 @@ def _summarise(
         tau=tuple(ratio_intervals(*_block_sums(prompts), bootstrap_samples, seed)),
         alpha_by_position=(alpha, *deeper) if deeper else (),
         by_prompt=tuple(prompts),
+        rank_acceptance=tuple(map(tuple, (np.stack([prompt.ranks for prompt in prompts]).sum(0) / count).tolist())),
     )
 
 

@@ -14,6 +14,7 @@ from distillspec.sampling import policy_probs
 from distillspec.types import Sample, SamplingPolicy
 
 CHUNK_POSITIONS = 128  # rows of a [rows, V] float32 block: 25 MB at V = 49,152
+RANKS = 10  # of a head's tokens: a level of a tree has no more
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Positions:
     ceiling: Tensor  # Σ p over the ids the draft keeps: no such draft can have a larger alpha
     accepted: Tensor  # w = min(1, q(x) / p(x)): P(x was an accepted proposal | x was emitted)
     deeper: tuple[Positions, ...] = ()  # the same tokens as second, third, … drafted position, where q differs there
+    by_rank: Tensor | None = None  # [R, ranks], of heads: p(the token of rank r in q), by which trees are made
 
     def at(self, depth: int) -> Positions:
         """Return the values of the tokens as the drafted position `depth`, from 0 on."""
@@ -70,7 +72,7 @@ def measure_positions(
     drafted = drafted_hidden(draft, sample, states, depths)
     target_hidden = states.hidden(sample)  # behind `features`, which reads them too
     labels = torch.tensor(sample.response_ids, device=target.device)
-    stop_columns = _stop_columns(draft, target.stop_ids)
+    stop_columns, ranks = _stop_columns(draft, target.stop_ids), 0 if draft.attends else RANKS
     found: list[list[tuple[Tensor, ...]]] = [[] for _ in drafted]
     for start in range(0, len(labels), chunk_positions):
         rows = slice(start, start + chunk_positions)
@@ -78,7 +80,7 @@ def measure_positions(
         best = target_logits.argmax(-1)
         for pieces, hidden in zip(found, drafted, strict=True):
             draft_logits = draft.head.logits(hidden[rows])
-            pieces.append(_compare(draft, target_probs, best, draft_logits, labels[rows], stop_columns, policy))
+            pieces.append(_compare(draft, target_probs, best, draft_logits, labels[rows], stop_columns, policy, ranks))
     by_depth = [_joined(pieces) for pieces in found]
     if draft.state_input is not None:  # a draft accepts nothing at positions that it cannot draft
         none = torch.zeros(len(labels), dtype=torch.float64)
@@ -87,10 +89,11 @@ def measure_positions(
 
 
 def _joined(pieces: Sequence[tuple[Tensor, ...]]) -> Positions:
-    alpha, continuing, agreement, of_argmax, ceiling, accepted = (
+    alpha, continuing, agreement, of_argmax, ceiling, accepted, by_rank = (
         torch.cat(column).double().cpu() for column in zip(*pieces, strict=True)
     )
-    return Positions(alpha, continuing, agreement, of_argmax, ceiling, accepted)
+    ranks = by_rank if by_rank.numel() else None
+    return Positions(alpha, continuing, agreement, of_argmax, ceiling, accepted, by_rank=ranks)
 
 
 def _compare(
@@ -101,8 +104,9 @@ def _compare(
     labels: Tensor,  # [C]
     stop_columns: Tensor,  # [width] bool
     policy: SamplingPolicy,
+    ranks: int,
 ) -> tuple[Tensor, ...]:
-    """Return the fields of `Positions` for C positions, `[C]` float32 each."""
+    """Return the fields of `Positions` for C positions, `[C]` float32 each, `by_rank` last: `[C, ranks]`."""
     draft_probs = policy_probs(draft_logits, policy)
     kept_ids = None if draft.kept_ids is None else draft.kept_ids.to(target_probs.device)
     kept_probs = target_probs if kept_ids is None else target_probs[:, kept_ids]
@@ -117,6 +121,7 @@ def _compare(
         target_probs.gather(-1, draft_choice[:, None]).squeeze(-1),
         kept_probs.sum(-1).clamp(max=1) if kept_ids is not None else torch.ones_like(p_label),
         torch.where(p_label > 0, (q_label / p_label).clamp(max=1), 0),
+        target_probs.gather(-1, draft.absolute_ids(draft_logits.topk(min(ranks, draft.width)).indices)),
     )
 
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -123,9 +123,8 @@ def load_draft(
         model.to(target.device)
     identity = identify(tokenizer, rows, fingerprint(model))
     stop = read_stop_head(folder, record.get("stop"), model.device)
-    draft = LanguageModel(
-        model.eval(), tokenizer, identity, str(folder), kept_ids, record.get("lineage", {}), stop, _evaluated(record)
-    )
+    lineage, measured = record.get("lineage", {}), (_evaluated(record), _rank_acceptance(record))
+    draft = LanguageModel(model.eval(), tokenizer, identity, str(folder), kept_ids, lineage, stop, *measured)
     return draft if target is None else matched(draft, target)
 
 
@@ -220,4 +219,17 @@ def _evaluated(record: Mapping[str, Any]) -> float | None:
     alpha = record.get("evaluation")
     for key in ("alpha", "mean"):
         alpha = alpha.get(key) if isinstance(alpha, Mapping) else None
-    return float(alpha) if isinstance(alpha, int | float) and 0 <= alpha <= 1 else None
+    return float(alpha) if _is_chance(alpha) else None
+
+
+def _rank_acceptance(record: Mapping[str, Any]) -> tuple[tuple[float, ...], ...]:
+    """Return what a draft's own run measured of its heads, by drafted position and rank, empty without it."""
+    evaluation = record.get("evaluation")
+    found = evaluation.get("rank_acceptance") if isinstance(evaluation, Mapping) else None
+    levels = found if isinstance(found, list) else []
+    sound = all(isinstance(level, list) and level and all(map(_is_chance, level)) for level in levels)
+    return tuple(tuple(map(float, level)) for level in levels) if sound else ()
+
+
+def _is_chance(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and 0 <= value <= 1

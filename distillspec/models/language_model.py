@@ -24,7 +24,8 @@ class LanguageModel:
     head covers the whole vocabulary. Ids that the tokenizer cannot produce (rows that pad the head to a round size) are
     cut off, so all logits are `identity.vocab_size` or `len(kept_ids)` wide. A model folder may lack a tokenizer: such
     a model reads and writes token ids only. `stop` predicts which tokens of a draft are accepted. `evaluated` is the
-    acceptance rate that a draft's own run measured on held-out text.
+    acceptance rate that a draft's own run measured on held-out text, `rank_acceptance` that of heads by drafted
+    position and rank (`EvaluationResult`).
     """
 
     model: PreTrainedModel
@@ -35,6 +36,7 @@ class LanguageModel:
     lineage: dict[str, Any] = field(default_factory=dict)
     stop: StopHead | None = None
     evaluated: float | None = None
+    rank_acceptance: tuple[tuple[float, ...], ...] = ()
 
     @property
     def device(self) -> torch.device:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from heapq import heappop, heappush
+from itertools import islice
 
 import numpy
 
@@ -13,9 +14,10 @@ from distillspec.serving.costs.drafted import Bools, Ints
 from distillspec.serving.costs.table import Floats
 
 MOST_SHAPES = 4096  # trees that are kept
-TYPICAL = (0.5, 0.14, 0.07)  # chances of ranks by which the nodes are chosen; those of further ranks halve on
+TYPICAL = (0.5, 0.14, 0.07)  # chances of ranks where none were measured
 
 Path = tuple[int, ...]
+RankChances = tuple[tuple[float, ...], ...]  # P(a node is accepted | its parent is), by level and rank
 
 
 class Candidates:
@@ -79,24 +81,26 @@ def shape_of(paths: Sequence[Path]) -> TreeShape:
 
 
 @cache
-def candidates(widths: tuple[int, ...], nodes: int) -> Candidates:
+def candidates(widths: tuple[int, ...], nodes: int, chances: RankChances = ()) -> Candidates:
     """Return the candidates of trees with at most `widths[i]` children at level i.
 
-    A chain of all levels is among them. Of the others, those of the highest survival by typical chances are taken, up
-    to `nodes` in all. More levels than nodes give the chain alone.
+    A chain of all levels is among them. Of the others, those of the highest survival are taken, up to `nodes` in all.
+    More levels than nodes give the chain alone.
+
+    Args:
+        chances: measured ones. Levels without any have the typical ones.
     """
     chain = [(0,) * depth for depth in range(1, len(widths) + 1)]
-    others: list[Path] = []
-    best: list[tuple[float, Path]] = [(-1.0, ())]
-    while best and len(others) < nodes - len(chain):
-        _, path = heappop(best)
-        others += [path] if any(path) else []
-        depth = len(path)
-        if depth < len(widths):  # the chance of a node is below its parent's and its elder sibling's
-            heappush(best, _ranked((*path, 0)))
-        if path and path[-1] + 1 < widths[depth - 1]:
-            heappush(best, _ranked((*path[:-1], path[-1] + 1)))
-    return Candidates([*chain, *others])
+    others = (path for path in _best_first(widths, chances) if any(path))
+    return Candidates([*chain, *islice(others, max(0, nodes - len(chain)))])
+
+
+def best_tree(widths: tuple[int, ...], nodes: int, chances: RankChances) -> TreeShape:
+    """Return the tree of at most `nodes` nodes with the most expected tokens, where the chances of a path multiply.
+
+    Each further node is the one that adds most: no node survives more often than its parent or an elder sibling.
+    """
+    return shape_of(list(islice(_best_first(widths, chances), nodes)))
 
 
 def chains(speculation_length: int) -> Candidates:
@@ -104,9 +108,25 @@ def chains(speculation_length: int) -> Candidates:
     return candidates((1,) * speculation_length, 0)
 
 
-def _ranked(path: Path) -> tuple[float, Path]:
-    """Return what puts paths in order, the highest survival by typical chances first."""
-    chance = 1.0
-    for rank in path:
-        chance *= TYPICAL[rank] if rank < len(TYPICAL) else TYPICAL[-1] * 0.5 ** (rank + 1 - len(TYPICAL))
-    return -chance, path
+def _best_first(widths: Sequence[int], chances: RankChances) -> Iterator[Path]:
+    """Yield all paths, those of the highest survival first: behind their parents and elder siblings."""
+    waiting: list[tuple[float, Path]] = [(-1.0, ())]
+    while waiting:
+        _, path = heappop(waiting)
+        depth = len(path)
+        if path:
+            yield path
+        if depth < len(widths):
+            heappush(waiting, (-_survival((*path, 0), chances), (*path, 0)))
+        if path and path[-1] + 1 < widths[depth - 1]:
+            younger = (*path[:-1], path[-1] + 1)
+            heappush(waiting, (-_survival(younger, chances), younger))
+
+
+def _survival(path: Path, chances: RankChances) -> float:
+    """Return the product of chances along a path. A rank has at most those before it; unknown ones halve on."""
+    survival = 1.0
+    for level, rank in enumerate(path):
+        known = chances[level] if level < len(chances) else TYPICAL
+        survival *= min(known[: rank + 1]) * 0.5 ** max(0, rank + 1 - len(known))
+    return survival

@@ -11,7 +11,7 @@ from distillspec.config.registry import CONTROLLERS, check_options, find
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.fixed import FixedLength, FixedTree
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.control.candidates import candidates, shape_of
+from distillspec.serving.control.candidates import RankChances, best_tree, candidates, shape_of
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
 
@@ -24,6 +24,7 @@ class ControllerParts:
     latency: LatencyModel | None = None  # measured costs, None to learn them
     drafts_with_model: bool = True  # False: proposals cost next to nothing
     settings: EngineConfig = field(default_factory=EngineConfig)
+    chances: RankChances = ()  # of a Medusa tree, measured on held-out text
 
 
 def make_controller(name: str, parts: ControllerParts, options: Mapping[str, Any]) -> LengthController:
@@ -46,7 +47,10 @@ def make_fixed(parts: ControllerParts) -> LengthController:
     settings, most = parts.settings, parts.speculation_length
     sources = max(1, len(settings.proposers))
     if settings.chosen_tree in CUT and most:
-        return FixedTree(shape_of(candidates(settings.most_widths(most), settings.nodes).paths), sources)
+        widths = settings.most_widths(most)
+        if parts.chances:
+            return FixedTree(best_tree(widths, settings.nodes, parts.chances), sources)
+        return FixedTree(shape_of(candidates(widths, settings.nodes).paths), sources)
     if (settings.widths or sources > 1) and most:
         return FixedTree(TreeShape.full(settings.most_widths(most) if settings.widths else (1,) * most), sources)
     return FixedLength(most)
@@ -61,6 +65,6 @@ def make_goodput(parts: ControllerParts, lengths: str | None = None, tree: str |
         parts.latency,
         lengths=lengths or settings.lengths,
         drafts_with_model=parts.drafts_with_model,
-        trees=candidates(widths, settings.nodes) if max(widths, default=1) > 1 else None,
+        trees=candidates(widths, settings.nodes, parts.chances) if max(widths, default=1) > 1 else None,
         max_time_per_token_s=settings.max_time_per_token_s,
     )

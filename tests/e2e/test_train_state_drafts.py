@@ -44,7 +44,9 @@ def test_a_resumed_run_ends_bit_for_bit_the_same(distill: Any, tmp_path: Path, w
     after = summary(tmp_path / "run")["after"]
     assert len(after["alpha_by_position"]) == len(after["tau"])
     assert after["alpha_by_position"][0] == after["alpha"]
-    assert read_metadata(tmp_path / "run" / "draft")["embeddings"] == "target"
+    record = read_metadata(tmp_path / "run" / "draft")
+    assert record["embeddings"] == "target"
+    assert len(record["evaluation"]["rank_acceptance"]) == (min(3, len(after["tau"])) if "draft=medusa" in words else 0)
 
 
 def test_it_is_evaluated_with_the_engine(distill: Any, tmp_path: Path, data_folder: Path) -> None:

@@ -17,6 +17,8 @@ from distillspec.evaluation.positions import measure_positions
 from distillspec.models import LanguageModel, load_target
 from distillspec.types import Sample, SamplingPolicy
 
+from ..models.state_drafts import state_draft
+
 QUICK = EvaluationConfig(max_gamma=3, bootstrap_samples=50, measure_cost=False)
 POLICY = SamplingPolicy()
 
@@ -56,7 +58,7 @@ def test_the_json_has_the_agreed_shape(
     assert set(result) == {
         "draft", "policy", "prompts", "positions", "alpha", "alpha_by_domain", "greedy_agreement",
         "p_of_draft_argmax", "ceiling", "tau", "cost", "speedup", "measured", "cut",
-        "kind", "alpha_by_position",
+        "kind", "alpha_by_position", "rank_acceptance",
     }  # fmt: skip
     assert result["policy"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     assert set(result["alpha"]) == set(result["tau"][1]) == {"mean", "low", "high"}
@@ -146,3 +148,12 @@ def test_a_float32_draft_is_judged_in_the_targets_format(draft: LanguageModel, s
 def test_nothing_to_judge_is_refused(draft: LanguageModel, target: LanguageModel) -> None:
     with pytest.raises(ConfigError, match="no held-out prompt has a response"):
         evaluate(draft, target, [Sample("p", "d", (5,), ())], POLICY, QUICK)
+
+
+def test_heads_are_measured_by_rank(target: LanguageModel, draft: LanguageModel, samples: list[Sample]) -> None:
+    heads = state_draft("medusa", target)
+    found = evaluate(heads, target, samples, POLICY, QUICK).rank_acceptance
+    measured = [measure_positions(heads, target, sample, POLICY, depths=3).at(1).by_rank for sample in samples]
+    assert (len(found), len(found[0])) == (3, 10)
+    assert found[1] == pytest.approx(torch.cat([each for each in measured if each is not None]).mean(0).tolist())
+    assert evaluate(draft, target, samples[:2], POLICY, QUICK).rank_acceptance == ()

@@ -27,7 +27,9 @@ POLICIES = [
 
 def written_out(draft: LanguageModel, target: LanguageModel, policy: SamplingPolicy) -> dict[str, list[float]]:
     """Every statistic by a loop over positions, each from a forward pass over its own prefix."""
-    out: dict[str, list[float]] = {name: [] for name in Positions.__dataclass_fields__ if name != "deeper"}
+    out: dict[str, list[float]] = {
+        name: [] for name in Positions.__dataclass_fields__ if name not in ("deeper", "by_rank")
+    }
     for i, token in enumerate(SAMPLE.response_ids):
         prefix = torch.tensor([[*SAMPLE.prompt_ids, *SAMPLE.response_ids[:i]]])
         target_logits, draft_logits = target.logits(prefix)[0, -1], draft.logits(prefix)[0, -1]
@@ -140,3 +142,19 @@ def test_every_drafted_position_of_a_draft_that_reads_states_has_its_own_values(
             assert float(values.alpha[place]) == pytest.approx(float(torch.minimum(p, q).sum()), abs=2e-5)
             assert float(values.accepted[place]) == pytest.approx(min(1.0, float(q[token] / p[token])), abs=2e-4)
     assert not torch.allclose(positions.alpha, positions.at(1).alpha)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_heads_have_the_targets_probability_of_each_rank(kind: str, target: LanguageModel) -> None:
+    draft, policy = state_draft(kind, target), SamplingPolicy(0.7)
+    positions = measure_positions(draft, target, SAMPLE, policy, chunk_positions=3, depths=6)
+    text = [*SAMPLE.prompt_ids, *SAMPLE.response_ids]
+    for depth in range(4):
+        by_rank = positions.at(depth).by_rank
+        assert by_rank is not None
+        for place in range(depth, len(SAMPLE.response_ids)):
+            end = len(SAMPLE.prompt_ids) + place
+            p = policy_probs(target.logits(torch.tensor([text[:end]]))[0, -1].detach(), policy)
+            drafted = drafted_logits(draft, target, text[: end - depth], text[end - depth : end + 1])
+            torch.testing.assert_close(by_rank[place], p[drafted[depth].topk(10).indices].double(), atol=2e-5, rtol=0)
+    assert positions.at(5).by_rank is None, "there are four heads"

@@ -236,3 +236,22 @@ def test_a_draft_knows_what_its_run_measured(
     draft = initialise_draft(DraftConfig(layers=1), target)
     save_draft(draft, tmp_path / "draft", target, {} if record is None else {"evaluation": record})
     assert load_draft(tmp_path / "draft", target).evaluated == evaluated
+
+
+@pytest.mark.parametrize(
+    ("record", "chances"),
+    [
+        ([[0.5, 0.2], [0.25, 0.0]], ((0.5, 0.2), (0.25, 0.0))),
+        ([], ()),
+        ([[0.5], []], ()),
+        ([[0.5], 3], ()),
+        ([["a"]], ()),
+        ([[1.5]], ()),
+    ],
+)
+def test_heads_know_what_they_accepted_by_rank(
+    target: LanguageModel, tmp_path: Path, record: Any, chances: tuple[tuple[float, ...], ...]
+) -> None:
+    draft = initialise_draft(DraftConfig(kind="medusa", positions=2), target)
+    save_draft(draft, tmp_path / "draft", target, {"evaluation": {"rank_acceptance": record}})
+    assert load_draft(tmp_path / "draft", target).rank_acceptance == chances
