@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from math import prod
 from typing import Any
 
 import pytest
@@ -125,13 +127,22 @@ def without_the_duplicate(q: Pair) -> Process:
         yield chance, TokenTree((one,), tree.groups[:1]) if one == other else tree
 
 
+def stopped_by_what_was_drawn(q: Pair) -> Process:
+    """One token, dropped where the draft thinks little of it. A stop rule may look at q before the draw alone."""
+    for chance, tree in sampled((1, 0), *q):
+        yield chance, tree if float(q[0][tree.tokens[0]]) > 1 / V else TokenTree()
+
+
 def _as_drawn(tokens: tuple[int, ...], q: Pair) -> Process:
     for _, tree in sampled((len(tokens), 0), *q):
         if tree.tokens == tokens:
             yield 1.0, tree
 
 
-@pytest.mark.parametrize("process", [in_score_order, best_of_three, top_two_as_if_drawn, without_the_duplicate])
+BREAKING = [in_score_order, best_of_three, top_two_as_if_drawn, without_the_duplicate, stopped_by_what_was_drawn]
+
+
+@pytest.mark.parametrize("process", BREAKING)
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_a_proposer_that_breaks_the_rules_is_found_out(
     process: Callable[[Pair], Process], verifier: str, monkeypatch: pytest.MonkeyPatch
@@ -168,3 +179,38 @@ def test_a_broken_verifier_is_found_out(
     monkeypatch.setattr(owner, name, mutant)
     p, q = PAIRS["random"]
     assert distance(PROCESSES[process](q), p, verifier, monkeypatch) > 0.004
+
+
+def walks(path: Sequence[int], p: Pair) -> Iterator[tuple[float, int, tuple[int, ...]]]:
+    """What target samples along a path write: its tokens as far as they agree, and the first sample that does not.
+
+    Yields the probability, how many tokens agree, and the text.
+    """
+    chance = 1.0
+    for place, token in enumerate(path):
+        law = p[1][path[0]] if place else p[0]
+        for other in range(V):
+            if other != token:
+                yield chance * float(law[other]), place, (*path[:place], other)
+        chance *= float(law[token])
+    yield chance, len(path), tuple(path)
+
+
+def longest_of_independent_samples(paths: Sequence[Sequence[int]], p: Pair) -> Tensor:
+    """The law `[V, V]` of two tokens where each path has target samples of its own, and the longest walk is kept."""
+    found = torch.zeros_like(p[1])
+    for each in product(*[list(walks(path, p)) for path in paths]):
+        chance = prod(own for own, _, _ in each)
+        first, *second = max(each, key=lambda walk: walk[1])[2]
+        found[first] += chance * (torch.eye(V).double()[second[0]] if second else p[1][first])
+    return found
+
+
+def test_the_longest_of_paths_that_each_have_their_own_samples_is_found_out() -> None:
+    """Medusa's nucleus mode. One path alone is exact."""
+    p, _ = PAIRS["random"]
+    wanted = p[0][:, None] * p[1]
+    assert torch.allclose(longest_of_independent_samples([(2, 0)], p), wanted)
+    found = longest_of_independent_samples([(2, 0), (0, 1)], p)
+    assert float(found.sum()) == pytest.approx(1)
+    assert float((found - wanted).abs().sum() / 2) > 0.004
