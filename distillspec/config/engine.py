@@ -179,6 +179,12 @@ class EngineConfig:
     def _check_tree(self) -> None:
         tree, widths, most = self.chosen_tree, self.widths, self.speculation_length
         one_of("tree", tree, TREES)
+        drafts = not self.proposers or any("draft" in PROPOSERS[name].needs for name in self.proposers)
+        require(
+            tree != "medusa" or drafts,
+            f"tree=medusa is of a draft's heads, and proposer={self.proposer} uses no draft; use tree=topk, or "
+            "proposer=draft_model",
+        )
         require(self.nodes >= 1, f"nodes={self.nodes} must be at least 1")
         require(min(widths, default=1) >= 1, f"widths={widths} must be at least 1 each")
         require(not widths or tree != "off", f"widths={widths} need a tree, not tree=off")

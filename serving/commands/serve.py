@@ -154,7 +154,8 @@ def _learning_engine(
             loaded = by_source(load_drafts(first_draft(online, target, draft), target))
     except NothingIntact as error:
         log.error("serving without a draft; nothing is logged or trained: %s", error)
-        return Engine(target, None, replace(settings, proposer=WITHOUT_DRAFT, proposer_options={}))
+        plain = replace(settings, proposer=WITHOUT_DRAFT, proposer_options={}, tree=None, widths=[])
+        return Engine(target, None, plain)
     return _engine_with_costs(target, loaded, settings, kept)
 
 

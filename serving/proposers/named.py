@@ -101,6 +101,8 @@ def check_proposer(settings: EngineConfig, *, drafts: int) -> None:
         raise ConfigError(
             f"proposer={settings.proposer} runs {count}, and {drafts} are given; use one of {', '.join(OF_POOLS)}"
         )
+    if settings.tree == "medusa" and not with_draft:
+        raise ConfigError("tree=medusa needs a draft of kind medusa; give draft.path=RUN, or use tree=topk")
     settings.check_options_by_name(names)
     for name in names:
         if not with_draft and "draft" in find("proposer", name, PROPOSERS).needs:

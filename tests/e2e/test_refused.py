@@ -102,6 +102,8 @@ STATIC = [
     ("serve drafts=[nowhere,neither]", "nowhere is not a draft"),
     ("serve drafts=[a,b] engine.selection=best", "selection=best is not known; use one of goodput, lbss"),
     ("serve online=on loss=tvdpp", "loss=tvdpp needs text that the draft wrote; the log holds the target's"),
+    ("serve engine.tree=given engine.widths=[4,4,4]", "has 84 tokens, above nodes=32; give nodes=84"),
+    ("serve engine.tree=medusa engine.proposer=ngram", "proposer=ngram uses no draft; use tree=topk"),
     ("adapt gate.evidence=guess", "gate.evidence"),
     ("replay action=delete", "action=delete needs the tenant's name: tenant=NAME"),
     ("versions action=promote", "name the version to promote: version=NAME"),
@@ -261,3 +263,22 @@ def test_a_target_without_tokenizer_is_refused_where_text_is_needed(
     assert outcome.code == 2
     (line,) = [line for line in outcome.err.splitlines() if line.startswith("distill: ")]
     assert line.startswith("distill: bare has no tokenizer, so it cannot read text; add its tokenizer files")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("engine.proposer=[ngram,draft_model]", "needs a draft; give draft.path=RUN"),
+        ("engine.tree=medusa", "tree=medusa needs a draft of kind medusa; give draft.path=RUN"),
+        ("engine.tree=medusa draft.path=GIVEN", "tree=medusa needs a draft of kind medusa, not pruned"),
+    ],
+)
+def test_a_source_that_is_not_loaded_and_a_tree_that_the_draft_cannot_grow_are_refused(
+    words: str, said: str, given: Path, distill: Distill, tmp_path: Path
+) -> None:
+    outcome = distill("serve", "target=tiny", "server.port=0", *words.replace("GIVEN", str(given)).split())
+    assert outcome.code == 2
+    (line,) = [line for line in outcome.err.splitlines() if line.startswith("distill: ")]
+    assert said in line
+    assert "Traceback" not in outcome.out + outcome.err
+    assert list(tmp_path.iterdir()) == []
