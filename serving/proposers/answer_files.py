@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from distillspec.errors import RunError
 from distillspec.files import private_file, private_folder, write_private
+
+log = logging.getLogger(__name__)
 
 Owner = tuple[str, str]  # tenant, cache salt
 ENDING = ".tokens"
@@ -24,12 +28,16 @@ class AnswerFiles:
     Names are hashes, and the size of the vocabulary: ids of another one mean nothing. A text that a crash has cut off
     ends the file: it and whatever follows are not read.
 
+    Args:
+        others: folders of other stores, whose texts are read too. One that is not there yet has none.
+
     Raises:
         RunError: the folder cannot be made.
     """
 
-    def __init__(self, folder: Path, vocabulary: int) -> None:
+    def __init__(self, folder: Path, vocabulary: int, others: Sequence[Path] = ()) -> None:
         self.folder, self.vocabulary = folder, vocabulary
+        self.others = [other for other in others if other.resolve() != folder.resolve()]
         try:
             private_folder(folder)
         except OSError as error:
@@ -42,21 +50,40 @@ class AnswerFiles:
     def read(self, owner: Owner, limit: int) -> list[list[int]]:
         """Return the newest texts of an owner, of at most `limit` tokens in all, oldest first. Others are removed.
 
+        Those of other folders come before its own, as far as there is room, and stay as they are there.
+
         Raises OSError if the file cannot be read or written.
         """
         file = self._file(owner)
         texts, whole = _parsed(file)
+        kept = self._newest(texts, limit)
+        if len(kept) < len(texts) or not whole:
+            packed = b"".join(map(_packed, kept))
+            write_private(file, lambda path: path.write_bytes(packed))
+        return [*self._newest(self._of_others(file.name), limit - sum(map(len, kept))), *kept]
+
+    def _newest(self, texts: Sequence[Sequence[int]], limit: int) -> list[list[int]]:
+        """Return the last texts, of at most `limit` tokens in all, without those of another vocabulary."""
         kept: list[list[int]] = []
         for text in reversed(texts):
             limit -= len(text)
             if limit < 0:
                 break
             if all(0 <= token < self.vocabulary for token in text):
-                kept.insert(0, text)
-        if len(kept) < len(texts) or not whole:
-            packed = b"".join(map(_packed, kept))
-            write_private(file, lambda path: path.write_bytes(packed))
+                kept.insert(0, list(text))
         return kept
+
+    def _of_others(self, name: str) -> list[list[int]]:
+        """Return the texts of an owner in other folders, those of the file that was written to last at the end."""
+        found = list[tuple[float, list[list[int]]]]()
+        for file in [folder / name for folder in self.others]:
+            try:
+                found.append((file.stat().st_mtime, _parsed(file)[0]))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                log.warning("%s is not merged: %s", file, error.strerror)
+        return [text for _, texts in sorted(found, key=itemgetter(0)) for text in texts]
 
     def append(self, owner: Owner, text: Sequence[int]) -> None:
         """Add a text. Nothing is forced to the disk: the newest may be lost with the machine. Raises OSError."""
@@ -73,9 +100,10 @@ class AnswerFiles:
             raise
 
     def delete(self, tenant: str) -> None:
-        """Remove all files of a tenant. Raises OSError."""
-        for pattern in (f"{_hashed(tenant)}-*{ENDING}", f".{_hashed(tenant)}-*.tmp"):
-            for file in self.folder.glob(pattern):
+        """Remove all files of a tenant, in other folders too. Raises OSError."""
+        patterns = (f"{_hashed(tenant)}-*{ENDING}", f".{_hashed(tenant)}-*.tmp")
+        for folder in (self.folder, *self.others):
+            for file in [file for pattern in patterns for file in folder.glob(pattern)]:
                 file.unlink(missing_ok=True)
 
     def _make_room(self) -> None:

@@ -206,11 +206,14 @@ def make_suffix(
     exclude: Sequence[str] = (),
     least: float = 0.1,
     expected: float = 0.0,
+    merge: Sequence[str] = (),
 ) -> SuffixLookup:
     """Look up the text's end in itself and in earlier answers. For the options see `SuffixStore`, `SuffixLookup`."""
     if "answers" not in parts.kept:
         vocabulary = parts.sampler.columns.width
-        parts.kept["answers"] = SuffixStore(tokens, vocabulary, shared=shared, folder=folder, exclude=exclude)
+        parts.kept["answers"] = SuffixStore(
+            tokens, vocabulary, shared=shared, folder=folder, exclude=exclude, merge=merge
+        )
     return SuffixLookup(parts.kept["answers"], least=least, expected=expected)
 
 
@@ -261,7 +264,8 @@ def make_suffix_else_model(
     exclude: Sequence[str] = (),
     least: float = 0.1,
     expected: float = 0.5,
+    merge: Sequence[str] = (),
 ) -> SideBySide:
     """Look up, and run the draft where it is expected to earn more, or at most `expected` tokens would be right."""
-    lookup = make_suffix(parts, tokens, shared, folder, exclude, least, expected)
+    lookup = make_suffix(parts, tokens, shared, folder, exclude, least, expected, merge)
     return SideBySide({SUFFIX: lookup, DRAFT: make_draft_model(parts)})

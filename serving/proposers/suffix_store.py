@@ -38,9 +38,11 @@ class SuffixStore:
             but what is proposed can be seen from response times.
         folder: keeps the texts. None: memory alone.
         exclude: tenants of which nothing is kept.
+        merge: folders of other stores, such as those of a server's replicas. Their texts are read too, each owner's at
+            its first use. This store deletes there, and writes nothing.
 
     Raises:
-        ConfigError: `tokens` is too small.
+        ConfigError: `tokens` is too small, or there is something to merge and no folder.
         RunError: the folder cannot be used.
     """
 
@@ -52,11 +54,14 @@ class SuffixStore:
         shared: bool = False,
         folder: str | None = None,
         exclude: Sequence[str] = (),
+        merge: Sequence[str] = (),
     ) -> None:
         if tokens < 2 * LONGEST:
             raise ConfigError(f"proposer_options.tokens={tokens} must be at least {2 * LONGEST}")
+        if merge and folder is None:
+            raise ConfigError(f"proposer_options.merge={list(merge)} needs folder=FOLDER, for the answers of this one")
         self.tokens, self.shared, self.exclude = tokens, shared, frozenset(exclude)
-        self._files = None if folder is None else AnswerFiles(Path(folder), vocabulary)
+        self._files = None if folder is None else AnswerFiles(Path(folder), vocabulary, list(map(Path, merge)))
         self._held = TenantTables[_Held](self._read)
 
     def index(self, owner: Owner) -> SuffixIndex:
@@ -110,8 +115,10 @@ class SuffixStore:
 
     def _texts(self, owner: Owner) -> list[list[int]]:
         """Return an owner's texts on disk, and cut its file to the newest."""
+        if self._files is None or owner[0] in self.exclude:
+            return []
         try:
-            return [] if self._files is None else self._files.read(owner, self.tokens)
+            return self._files.read(owner, self.tokens)
         except OSError:
             log.exception("answers on disk cannot be read")
             return []

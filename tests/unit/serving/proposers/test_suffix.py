@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -176,6 +177,8 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path, target: LanguageMod
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be used for answers"):
         SuffixStore(1000, 50, folder=str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"proposer_options.merge=\['there'\] needs folder=FOLDER"):
+        SuffixStore(1000, 50, merge=["there"])
     with pytest.raises(ConfigError, match="suffix has no option"):
         Engine(target, None, EngineSettings(proposer="suffix", proposer_options={"colour": 1}))
 
@@ -302,3 +305,40 @@ def test_a_client_with_a_new_salt_each_time_fills_neither_memory_nor_disk(
     assert len(again.index(("quiet", ""))) > 0, "and on disk"
     newest = again.index(("flood", str(3 * OWNERS - 1)))
     assert continuation([newest], [1, 2, 3], 3, 0.1).tokens == (4, 5, 6)
+
+
+def test_texts_of_replicas_are_merged_and_a_deletion_reaches_all_of_them(tmp_path: Path) -> None:
+    folders = [str(tmp_path / name) for name in ("one", "two", "not there yet")]
+    two = SuffixStore(1000, 50, folder=folders[1])
+    two.add(("a", ""), [1, 2, 3], [4, 5, 6, 7])
+    two.add(("b", ""), [1, 2, 3], [8, 8, 8, 8])
+    held = {file: file.read_bytes() for file in (tmp_path / "two").iterdir()}
+    one = SuffixStore(1000, 50, folder=folders[0], merge=folders, exclude=["secret"])
+    for tenant, wanted in (("a", (4, 5, 6)), ("b", (8, 8, 8)), ("c", ())):
+        assert continuation([one.index((tenant, ""))], [1, 2, 3], 3, 0.1).tokens == wanted
+    one.add(("a", ""), [11, 12, 13], [14, 15, 16])
+    again = SuffixStore(1000, 50, folder=folders[0], merge=folders)
+    for text, wanted in (([1, 2, 3], (4, 5, 6)), ([11, 12, 13], (14, 15, 16))):
+        assert continuation([again.index(("a", ""))], text, 3, 0.1).tokens == wanted
+    assert {file: file.read_bytes() for file in (tmp_path / "two").iterdir()} == held, "others' files stay as they are"
+    again.forget("a")
+    for folder in folders[:2]:
+        assert len(SuffixStore(1000, 50, folder=folder, merge=folders).index(("a", ""))) == 0
+    assert len(SuffixStore(1000, 50, folder=folders[0], merge=folders).index(("b", ""))) > 0
+    assert len(SuffixStore(1000, 50, folder=folders[0], merge=folders, exclude=["b"]).index(("b", ""))) == 0
+
+
+def test_merged_texts_have_the_room_that_its_own_leave(tmp_path: Path) -> None:
+    owner, others = ("a", ""), [tmp_path / "two", tmp_path / "three"]
+    for number, folder in enumerate(others):
+        files = AnswerFiles(folder, 50)
+        files.append(owner, [10 * number + 1, 10 * number + 2])
+        files.append(owner, [10 * number + 3, 10 * number + 4])
+        (file,) = folder.iterdir()
+        os.utime(file, (1000 + number, 1000 + number))
+    own = AnswerFiles(tmp_path / "one", 50, others)
+    own.append(owner, [41, 42, 43])
+    assert own.read(owner, 100) == [[1, 2], [3, 4], [11, 12], [13, 14], [41, 42, 43]]
+    assert own.read(owner, 8) == [[11, 12], [13, 14], [41, 42, 43]]
+    assert own.read(owner, 4) == [[41, 42, 43]]
+    assert AnswerFiles(tmp_path / "one", 12, others).read(owner, 100) == []
