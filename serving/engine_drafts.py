@@ -101,7 +101,7 @@ class EngineDrafts:
             self._keep_states(draft)
             self._drop_states()
             if member is not None:
-                self._pool.put(source, member)
+                self._pool.put(source, member, draft.evaluated)
                 self._changed(self._change(source, acceptance, draft, old))
             else:
                 self.executor.use_proposer(proposer)

@@ -15,7 +15,7 @@ from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.threads import settle
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.base import Proposer, forget_answers, keeps_answers, versions_of
+from distillspec.serving.proposers.base import Proposer, forget_answers, health_of, keeps_answers, versions_of
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.sequences.scheduler import Limits
 from distillspec.serving.step.commit import Committer, Observer
@@ -108,6 +108,11 @@ class EngineView:
     def draft_versions(self) -> Mapping[str, str]:
         """The versions of the drafts in use, by source."""
         return versions_of(self.proposer)
+
+    @property
+    def draft_health(self) -> Mapping[str, bool]:
+        """Drafts of a pool by source: False for those that raised, gave NaN or collapsed lately. Any thread may ask."""
+        return health_of(self.proposer)
 
     @property
     def keeps_answers(self) -> bool:

@@ -20,6 +20,11 @@ class Backoff:
         """True while it is too soon to try again."""
         return self._left > 0
 
+    @property
+    def fails(self) -> bool:
+        """True from a failure on until enough successes have followed."""
+        return self._wait > 0
+
     def step(self) -> None:
         """Count a step of waiting."""
         self._left = max(0, self._left - 1)

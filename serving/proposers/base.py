@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -92,6 +92,26 @@ class HasMembers(Protocol):
 
 
 @runtime_checkable
+class TellsNotFinite(Protocol):
+    """A proposer that tells for which rows its logits were NaN or infinite."""
+
+    @property
+    def not_finite(self) -> Collection[str]:
+        """Sequences of the last proposals that it has given up."""
+        ...
+
+
+@runtime_checkable
+class TellsHealth(Protocol):
+    """Several proposers in one, which may fail apart."""
+
+    @property
+    def healthy(self) -> Mapping[str, bool]:
+        """Draft models by source: False for those that raised, gave NaN or collapsed lately. Any thread may ask."""
+        ...
+
+
+@runtime_checkable
 class ReadsOn(Protocol):
     """A proposer that can read a text before it drafts for it."""
 
@@ -132,6 +152,11 @@ def versions_of(proposer: Proposer | None) -> dict[str, str]:
     """Return the versions of a proposer's draft models by source, without those that have none."""
     members = proposer.proposers if isinstance(proposer, HasMembers) else {} if proposer is None else {DRAFT: proposer}
     return {source: member.version for source, member in members.items() if member.version}
+
+
+def health_of(proposer: Proposer | None) -> Mapping[str, bool]:
+    """Return the health of a pool's drafts by source (see `TellsHealth`). Nothing for other proposers."""
+    return proposer.healthy if isinstance(proposer, TellsHealth) else {}
 
 
 @runtime_checkable

@@ -1,10 +1,10 @@
-"""Failures of a proposer: it rests, and the cause is logged once."""
+"""Failures of a proposer: it raises, gives NaN, or collapses. It rests, and the cause is logged once."""
 
 from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from torch import Tensor
 
@@ -21,10 +21,15 @@ from distillspec.serving.proposers.base import (
     Proposer,
     ReadsOn,
     SeesLogits,
+    TellsNotFinite,
     readers,
 )
+from distillspec.serving.proposers.draft_collapse import DraftCollapse
 
 log = logging.getLogger(__name__)
+
+NAN_ANSWERS = 3  # in a row that end with NaN, after which it is the draft that fails and not the answers
+ASIDE, MOST_ASIDE = 4096, 65536  # steps that a draft rests that has collapsed: it costs many tokens to see that again
 
 
 class DraftHealth:
@@ -33,27 +38,48 @@ class DraftHealth:
     Args:
         name: of the proposer, for the log.
         sources: whose tokens it proposes, and that have failed for a row where it does.
+        collapse: watches the acceptance of its tokens, None: nothing does.
     """
 
-    def __init__(self, proposer: Proposer | None, name: str, sources: Iterable[str]) -> None:
+    def __init__(
+        self,
+        proposer: Proposer | None,
+        name: str,
+        sources: Iterable[str],
+        collapse: DraftCollapse | None = None,
+    ) -> None:
         self.proposer, self.name, self.sources = proposer, name, tuple(sources)
         # Asking protocols takes microseconds, too many for every row of every step.
         self._foresees: Foresees | None = proposer if isinstance(proposer, Foresees) else None
         self._sees: SeesLogits | None = proposer if isinstance(proposer, SeesLogits) else None
         self._reads: ReadsOn | None = proposer if isinstance(proposer, ReadsOn) else None
-        self._backoff = Backoff()
+        self._finite: TellsNotFinite | None = proposer if isinstance(proposer, TellsNotFinite) else None
+        self._backoff, self._aside = Backoff(), Backoff(ASIDE, MOST_ASIDE)
+        self._collapse = collapse
+        self._nan = 0  # answers that ended with NaN since the last sound one
         self._rest = 0  # steps that a failure in this step costs, 0 without one: what rows share fails for each of them
-        self._logged: set[tuple[object, ...]] = set()  # kinds of failure
+        self._logged: set[Hashable] = set()  # kinds of failure
 
     @property
     def paused(self) -> bool:
         """True while the proposer is not asked."""
-        return self._backoff.waits
+        return self._backoff.waits or self._aside.waits
+
+    @property
+    def drafts(self) -> bool:
+        """True for a draft model."""
+        return self.proposer is not None and bool(self.proposer.version)
+
+    @property
+    def healthy(self) -> bool:
+        """False while it rests, and until it has drafted as long as it rested."""
+        return not self._backoff.fails and not self._aside.fails
 
     def step(self) -> None:
         """Count a step."""
         self._rest = 0
         self._backoff.step()
+        self._aside.step()
 
     def ask(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         """Return what the proposer proposes, empty trees where it raises."""
@@ -65,7 +91,16 @@ class DraftHealth:
         except Exception as error:  # a failing draft must never end a request
             self._failed([request.sequence for request in requests], error)
             return [EMPTY] * len(requests)
-        self._backoff.succeeded()
+        broken = () if self._finite is None else self._finite.not_finite
+        if any(tree and request.sequence.id not in broken for tree, request in zip(proposals, requests, strict=True)):
+            self._nan = 0
+        else:
+            self._nan += len(broken)
+        if not broken:
+            self._backoff.succeeded()
+        elif self._nan >= NAN_ANSWERS:
+            self._rest = self._rest or self._backoff.failed()
+            self._tell_once("NaN", f"its logits were NaN or infinite for {self._nan} answers in a row")
         return proposals
 
     def foreseen(self, sequence: SequenceState, otherwise: tuple[Option, ...]) -> tuple[Option, ...]:
@@ -99,11 +134,24 @@ class DraftHealth:
         """Tell the proposer which nodes of a row's tree were accepted."""
         if (proposer := self.proposer) is not None:
             self._tell([sequence], lambda: proposer.committed(sequence, tree, path))
+        if self._collapse is not None and tree:
+            self._judge(self._collapse, tree, path)
 
     def leave_slot(self, sequence: SequenceState) -> None:
         """Tell the proposer that a sequence has left its slot."""
         if (proposer := self.proposer) is not None:
             self._tell([sequence], lambda: proposer.leave_slot(sequence))
+
+    def _judge(self, collapse: DraftCollapse, tree: TokenTree, path: Sequence[int]) -> None:
+        """Set a draft aside whose acceptance has collapsed. One that was set aside is sound after a better block."""
+        if self._aside.waits:
+            return
+        collapse.saw(self.name, tree, path)
+        if collapse.has_collapsed:
+            self._rest = self._aside.failed()
+            self._tell_once("collapse", f"{collapse.rate:.1%} of its tokens were accepted, {collapse.usual:.0%} before")
+        elif collapse.is_judged:
+            self._aside = Backoff(ASIDE, MOST_ASIDE)
 
     def _tell(self, sequences: Sequence[SequenceState], call: Callable[[], None]) -> None:
         try:
@@ -122,14 +170,15 @@ class DraftHealth:
                 reader.distrust(sequence)
             sequence.failed_sources.update(self.sources)
         place = traceback.extract_tb(error.__traceback__)[-1]
-        kind = (type(error), place.filename, place.lineno)
+        self._tell_once((type(error), place.filename, place.lineno), f"{type(error).__name__}: {error}")
+
+    def _tell_once(self, kind: Hashable, cause: str) -> None:
         if kind not in self._logged:
             self._logged.add(kind)
             log.warning(
-                "no speculation for %d steps: %s failed (%s: %s); it is tried again, and failures of this kind are not "
+                "no speculation for %d steps: %s failed (%s); it is tried again, and failures of this kind are not "
                 "logged again",
                 self._rest,
                 self.name,
-                type(error).__name__,
-                error,
+                cause,
             )

@@ -36,7 +36,7 @@ from distillspec.serving.proposers.read_texts import DraftState, ReadTexts
 class DraftModel:
     """Drafts with a model. Its cache has the target's slots, and rows do catch-up prefill when they draft next.
 
-    A row whose draft logits are NaN gets the tokens drafted before, and no more speculation.
+    A row whose draft logits are NaN gets the tokens drafted before, and no more speculation (`not_finite`).
 
     Args:
         rule: which rows draft on, token by token.
@@ -89,6 +89,7 @@ class DraftModel:
         self.texts = ReadTexts(self.runner)
         self.attends = model.attends
         self.most = model.most_positions or ANY
+        self.not_finite = set[str]()
 
     def grow(self, topk: bool, dynamic: int | None) -> None:
         """Grow such trees from the next proposal on. For the arguments see the class."""
@@ -100,6 +101,7 @@ class DraftModel:
         return self._version
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
+        self.not_finite.clear()
         rows = [self._row(request) for request in requests]
         rows = [row for row in rows if row.state.sound and not row.state.skipped and self._has_room(row)]
         rows.sort(key=lambda row: row.slot)  # rows in slot order read the cache without copies
@@ -276,6 +278,7 @@ class DraftModel:
     def _give_up(self, row: Growth) -> None:
         """End speculation for a row whose draft logits are NaN."""
         row.state.sound = False
+        self.not_finite.add(row.sequence.id)
         row.sequence.failed_sources.add(self.source)
         self.runner.cache.clear(row.slot)
 

@@ -28,6 +28,7 @@ from distillspec.serving.proposers.suffix_store import SuffixStore
 
 KEPT_TOKENS = 400_000  # of a tenant's answers
 OF_POOLS = (DRAFT_ALONE, "lookup_else_model", "suffix_else_model")  # proposers that take several drafts
+LEARNS_COLLAPSES = ("goodput",)  # selections that leave a draft whose acceptance collapses
 SOURCES = {TARGET, *(choice.source or name for name, choice in PROPOSERS.items() if choice.source != DRAFT)}
 
 
@@ -69,9 +70,11 @@ def make_pool(members: Sequence[ProposerParts]) -> SideBySide:
         free = choice.without_draft if "draft" in choice.needs else name
         if free != WITHOUT_DRAFT:
             found[PROPOSERS[free].source or free] = _make(free, first, options)
+    known = {own.source: own.draft.evaluated for own in members if own.draft and own.draft.evaluated is not None}
     return SideBySide(
         {source: proposer for source, proposer in found.items() if proposer is not None}
-        | {parts.source: make_draft_model(parts) for parts in members}
+        | {parts.source: make_draft_model(parts) for parts in members},
+        None if settings.selection in LEARNS_COLLAPSES else known,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,34 +26,45 @@ from distillspec.serving.proposers.base import (
     release_memory,
     versions_of,
 )
+from distillspec.serving.proposers.draft_collapse import DraftCollapse
 from distillspec.serving.proposers.draft_health import DraftHealth
+
+log = logging.getLogger(__name__)
 
 
 class SideBySide:
     """Drafts by source. Trees of several sources for one row are merged at the root, in the plan's order.
 
     The first source with something to propose is the prospect of a row, others follow. Proposers that read texts do
-    catch-up prefill when they draft next. One that raises rests, and the others go on.
+    catch-up prefill when they draft next. One that fails rests, and the others go on.
 
     Args:
         proposers: by source, those to be tried first first. Trees of another source's name are left out.
+        usual: acceptance rates of drafts by their own evaluations, as far as they are known. Drafts whose acceptance
+            collapses rest. None: it is not watched.
 
     Attributes:
         clock: seconds, to time each proposer by.
         seconds: by source, of the last proposals.
     """
 
-    def __init__(self, proposers: Mapping[str, Proposer]) -> None:
+    def __init__(self, proposers: Mapping[str, Proposer], usual: Mapping[str, float] | None = None) -> None:
         self.proposers = dict(proposers)
         self.seconds: dict[str, float] = {}
         self.clock: Callable[[], float] = time.perf_counter
-        self._healths = {source: DraftHealth(proposer, source, [source]) for source, proposer in proposers.items()}
+        self._watches, self._alarmed = usual is not None, False
+        known = usual or {}
+        self._healths = {source: self._health(source, own, known.get(source)) for source, own in proposers.items()}
         self._resolve()
 
-    def put(self, source: str, proposer: Proposer) -> None:
-        """Let another proposer draft for a source, new or not, between steps. The old one's memory is freed."""
+    def put(self, source: str, proposer: Proposer, usual: float | None = None) -> None:
+        """Let another proposer draft for a source, new or not, between steps. The old one's memory is freed.
+
+        Args:
+            usual: its acceptance rate by its own evaluation, None: not known.
+        """
         release_memory(self.proposers.get(source))
-        self.proposers[source], self._healths[source] = proposer, DraftHealth(proposer, source, [source])
+        self.proposers[source], self._healths[source] = proposer, self._health(source, proposer, usual)
         self._resolve()
 
     def remove(self, source: str) -> None:
@@ -69,9 +81,23 @@ class SideBySide:
     def most_nodes(self, depth: int) -> int:
         return sum(most_nodes(proposer, depth) for proposer in self.proposers.values())
 
+    @property
+    def healthy(self) -> Mapping[str, bool]:
+        drafts = {source: own for source, own in dict(self._healths).items() if own.drafts}
+        return {source: health.healthy for source, health in drafts.items()}
+
     def begin_step(self) -> None:
         for health in self._healths.values():
             health.step()
+        healthy = self.healthy
+        if any(healthy.values()) or not healthy:
+            self._alarmed = False
+        elif not self._alarmed:
+            self._alarmed = True
+            log.error(
+                "no healthy draft is left (%s): until one recovers or another is loaded, no model drafts",
+                ", ".join(healthy),
+            )
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         found: dict[tuple[int, str], TokenTree] = {}
@@ -146,6 +172,10 @@ class SideBySide:
     def release(self) -> None:
         for proposer in self.proposers.values():
             release_memory(proposer)
+
+    def _health(self, source: str, proposer: Proposer, usual: float | None) -> DraftHealth:
+        watched = self._watches and bool(proposer.version)
+        return DraftHealth(proposer, source, [source], DraftCollapse(usual) if watched else None)
 
     def _resolve(self) -> None:
         """Ask protocols once: it takes microseconds, too many for every row of every step."""

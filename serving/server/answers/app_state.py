@@ -178,4 +178,5 @@ def make_app_state(
     state.telemetry.note_versions(engine.draft_versions)
     if (chooses := selecting(controller)) is not None:
         state.metrics.selection.figures = chooses.figures
+        state.metrics.selection.health = lambda: engine.draft_health
     return state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy
@@ -23,10 +23,14 @@ QUANTILES = ("0.5", "0.99")
 
 
 class SelectionMetrics(Collector):
-    """Collector of the figures of selection. `figures` is the engine's own, which its thread counts on."""
+    """Collector of the figures of selection. `figures` is the engine's own, which its thread counts on.
+
+    `health` returns the drafts of a pool, False for those that raised, gave NaN or collapsed. None without a pool.
+    """
 
     def __init__(self, prefix: str, model: str) -> None:
         self.figures = SelectionFigures()
+        self.health: Callable[[], Mapping[str, bool]] | None = None
         self._prefix, self._model = prefix, model
 
     def collect(self) -> Iterable[Metric]:
@@ -42,12 +46,27 @@ class SelectionMetrics(Collector):
             family = CounterMetricFamily(self._prefix + metric, about, labels=["model_name"])
             family.add_metric([self._model], value)
             yield family
+        yield from self._collected_health()
         about = "Seconds of the last steps in which an answer changed its draft, and of those in which none did"
         gauge = GaugeMetricFamily(self._prefix + "selection_step_seconds", about, labels=["model_name", *STEPS_BY])
         for kind, quantiles in self.steps().items():
             for quantile, seconds in quantiles.items():
                 gauge.add_metric([self._model, kind, quantile], seconds)
         yield gauge
+
+    def _collected_health(self) -> Iterable[Metric]:
+        health = None if self.health is None else self.health()
+        each = GaugeMetricFamily(
+            self._prefix + "draft_healthy",
+            "1 for a draft that may draft, 0 after it raised, gave NaN or collapsed",
+            labels=["model_name", "draft"],
+        )
+        count = GaugeMetricFamily(self._prefix + "drafts_healthy", "Drafts that may draft", labels=["model_name"])
+        if health is not None:
+            for draft, healthy in health.items():
+                each.add_metric([self._model, draft], healthy)
+            count.add_metric([self._model], sum(health.values()))
+        yield from (each, count)
 
     def steps(self) -> dict[str, dict[str, float]]:
         """Return seconds by kind of step, `switch` or `usual`, and quantile. Kinds without a step are left out."""

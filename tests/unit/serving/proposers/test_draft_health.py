@@ -11,9 +11,11 @@ import pytest
 from distillspec.serving import Request
 from distillspec.serving.base.backoff import FIRST
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.shape import chain_of
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.proposers.base import EMPTY, Proposer
-from distillspec.serving.proposers.draft_health import DraftHealth
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
+from distillspec.serving.proposers.draft_collapse import BLOCK, DraftCollapse
+from distillspec.serving.proposers.draft_health import ASIDE, DraftHealth
 
 
 class Failing:
@@ -53,3 +55,82 @@ def test_what_all_rows_of_a_step_share_is_one_failure(caplog: pytest.LogCaptureF
         assert health.paused
     health.step()
     assert not health.paused
+
+
+class Spoilt(Failing):
+    """Gives NaN for some rows, in whose trees there may be tokens that were drafted before."""
+
+    def __init__(self) -> None:
+        self.not_finite: set[str] = set()
+
+    def propose(self, requests: Sequence[Any]) -> list[TokenTree]:
+        return [TokenTree.chain((5,))] * len(requests)
+
+    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None: ...
+
+
+def row(name: str) -> SequenceState:
+    return SequenceState(name, Request(name, (5, 6)), 0, 0, [5, 6], frozenset(), 64, slot=0)
+
+
+def test_a_draft_of_nan_answers_in_a_row_rests(caplog: pytest.LogCaptureFixture) -> None:
+    proposer = Spoilt()
+    health = DraftHealth(cast(Proposer, proposer), "half", ["half"])
+
+    def answer(name: str, broken: bool) -> None:
+        proposer.not_finite = {name} if broken else set()
+        health.ask([ProposalRequest(row(name), chain_of(1))])
+
+    for number, broken in enumerate([True, True, False, True, True]):
+        answer(str(number), broken)
+    assert health.healthy
+    assert not health.paused
+    with caplog.at_level(logging.WARNING):
+        answer("third", True)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "half failed (its logits were NaN or infinite for 3 answers in a row)" in line
+    assert health.paused
+    assert not health.healthy
+    for _ in range(FIRST):
+        health.step()
+    assert not health.paused
+    answer("fourth", True)
+    assert health.paused, "one more says enough"
+    for _ in range(2 * FIRST):
+        health.step()
+    for number in range(2 * FIRST):
+        assert not health.healthy
+        answer(f"sound {number}", False)
+    assert health.healthy
+
+
+def test_one_sound_row_of_a_step_speaks_for_the_draft() -> None:
+    proposer = Spoilt()
+    health = DraftHealth(cast(Proposer, proposer), "half", ["half"])
+    proposer.not_finite = {"0", "1", "2"}
+    health.ask([ProposalRequest(row(str(number)), chain_of(1)) for number in range(4)])
+    assert not health.paused
+    health.ask([ProposalRequest(row(str(number)), chain_of(1)) for number in range(3)])
+    assert health.paused
+
+
+def test_a_draft_that_collapses_is_set_aside_and_comes_back_after_a_better_block(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    health = DraftHealth(cast(Proposer, Spoilt()), "half", ["half"], DraftCollapse(0.4))
+    tree = TokenTree.chain((5,), source="half")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(BLOCK - 1):
+            health.committed(row("a"), tree, ())
+        assert health.healthy
+        health.committed(row("a"), tree, ())
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"no speculation for {ASIDE} steps: half failed (0.0% of its tokens were accepted, 40% before)" in line
+    assert health.paused
+    for _ in range(ASIDE):
+        health.step()
+    assert not health.paused
+    for _ in range(BLOCK):
+        assert not health.healthy
+        health.committed(row("a"), tree, (0,))
+    assert health.healthy

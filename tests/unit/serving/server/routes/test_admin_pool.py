@@ -98,6 +98,8 @@ def test_metrics_and_dashboard_tell_drafts_apart(pooled: Running) -> None:
     table = pooled.state.metrics.selection.table()
     assert {own["draft"]: own["share"] for own in table} == {name: count / 12 for name, count in counts.items()}
     versions = {draft.identity.version for draft in pooled.state.engine.drafts.values()}
+    assert value(text, "draft_healthy", "one") == 1
+    assert 'drafts_healthy{model_name="tiny"} 2.0' in text
     assert all(f'draft_info{{draft_version="{version}"' in text for version in versions)
     assert pooled.complete(speculation={"draft": versions.pop()}).status_code == 200
     assert pooled.complete(speculation={"draft": "other"}).status_code == 400
