@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import exp, log
+from math import exp, log, log1p
 from zlib import crc32
 
 import numpy
 
 from distillspec.serving.base.rows import RowView
+from distillspec.serving.base.tree import LOOKUP, SUFFIX
 from distillspec.serving.costs.table import Floats
 
 DOMAINS, WORDS = 32, 128  # places that domains and prompt tokens are hashed to
 LONG_ANSWER = 256.0  # tokens
+LONG_MATCH = 64  # tokens
+PLAIN = 3  # features before the domains: a constant, and those of `place_in_text`
+SIZE = PLAIN + DOMAINS + WORDS
 START = 0.0  # log-odds of acceptance before anything was seen
 # Precision of the weights before anything was seen. There are many words, and each says little: with the precision of
 # the others, together they would leave every draft in doubt for ever.
-PRIOR = numpy.concatenate([numpy.full(2 + DOMAINS, 3.0), numpy.full(WORDS, 30.0)])
+PRIOR = numpy.concatenate([numpy.full(PLAIN + DOMAINS, 3.0), numpy.full(WORDS, 30.0)])
 OF_A_DRAFT = numpy.maximum(PRIOR, 8.0)  # of what one draft adds to what all have in common
 LEAST_CHANCE = 0.05  # that an evaluation, or a ratio to an old draft, is believed
 CORRELATED = 0.25  # weight of a trial: those of one answer are alike
@@ -26,18 +30,35 @@ KEPT = 0.1  # share of the evidence that is left after one
 
 
 def features(row: RowView) -> Floats:
-    """Return what is known of a request `[2 + DOMAINS + WORDS]`: its domain, the tokens of its prompt, its length.
+    """Return what is known of a request `[SIZE]`: its domain, the tokens of its prompt, and its place in the answer.
 
     Tokens and names are hashed, so that neither vocabulary nor domains have to be known.
     """
-    found = numpy.zeros(2 + DOMAINS + WORDS)
+    found = numpy.zeros(SIZE)
     found[0] = 1.0
-    found[1] = min(1.0, (row.context_tokens - len(row.prompt)) / LONG_ANSWER)
-    found[2 + crc32(row.domain.encode()) % DOMAINS] = 1.0
+    found[1:PLAIN] = place_in_text(row)
+    found[PLAIN + crc32(row.domain.encode()) % DOMAINS] = 1.0
     if row.prompt:
         tokens = numpy.unique(numpy.array(row.prompt, dtype=numpy.int64))
         counts = numpy.bincount((tokens * 2654435761 >> 7) % WORDS, minlength=WORDS).astype(float)
-        found[2 + DOMAINS :] = counts / numpy.linalg.norm(counts)
+        found[PLAIN + DOMAINS :] = counts / numpy.linalg.norm(counts)
+    return found
+
+
+def place_in_text(row: RowView) -> tuple[float, float]:
+    """Return the features that change while an answer grows, in [0, 1]: tokens written, and of the longest match.
+
+    The match is that of a lookup, with the logarithm of its tokens, 0 without one.
+    """
+    match = max([option.match for option in row.options if option.source in (LOOKUP, SUFFIX)], default=0)
+    written = row.context_tokens - len(row.prompt)
+    return min(1.0, written / LONG_ANSWER), min(1.0, log1p(match) / log1p(LONG_MATCH))
+
+
+def moved(known: Floats, row: RowView) -> Floats:
+    """Return the features of a request whose answer has come to another place."""
+    found = known.copy()
+    found[1:PLAIN] = place_in_text(row)
     return found
 
 
@@ -109,6 +130,6 @@ def _log_odds(chance: float) -> float:
 
 
 def _start(log_odds: float) -> Floats:
-    weights = numpy.zeros(2 + DOMAINS + WORDS)
+    weights = numpy.zeros(SIZE)
     weights[0] = log_odds
     return weights

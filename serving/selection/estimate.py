@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy
 
@@ -15,7 +16,22 @@ STRENGTH = 30.0  # trials that the estimate by features is worth beside a reques
 ALIKE = 0.35  # of what a request's trials of other drafts say against the estimate holds for a draft too
 MOST_OFFSET = 1.0  # log-odds
 
-Tried = Mapping[str, tuple[int, int]]  # tried and accepted tokens of each draft
+
+class Tried(NamedTuple):
+    """Tokens of one draft that a request has tried."""
+
+    tried: int
+    accepted: int
+    known: Floats  # features under which they were tried, their mean
+
+    @classmethod
+    def more(cls, before: Tried | None, tried: int, accepted: int, known: Floats) -> Tried:
+        """Return the same with further tokens, that were tried under one set of features."""
+        if before is None or not before.tried:
+            return cls(tried, accepted, known)
+        share = tried / (before.tried + tried)
+        mean = before.known + share * (known - before.known)
+        return cls(before.tried + tried, before.accepted + accepted, mean)
 
 
 class DraftsAcceptance:
@@ -44,24 +60,27 @@ class DraftsAcceptance:
         """Return P(accepted) at the mean of the log-odds."""
         return sigmoid(self.log_odds(source, known)[0])
 
-    def chances(self, known: Floats, own: Tried, sources: Sequence[str]) -> list[float]:
+    def chances(self, known: Floats, own: Mapping[str, Tried], sources: Sequence[str]) -> list[float]:
         """Return P(accepted) of each draft for a request with trials of its own.
 
-        Those of the other drafts count for a part: a text may be harder for all of them.
+        Those of the other drafts count for a part: a text may be harder for all of them. Trials are compared with what
+        was expected where they were made, which may be another place of the answer.
         """
-        before = {name: self.log_odds(name, known)[0] for name in dict.fromkeys([*sources, *own])}
+        expected = {name: self.log_odds(name, trials.known)[0] for name, trials in own.items()}
         misses, doubts = dict[str, float](), dict[str, float]()
-        for name, (tried, accepted) in own.items():
-            chance = sigmoid(before[name])
+        for name, (tried, accepted, _) in own.items():
+            chance = sigmoid(expected[name])
             misses[name], doubts[name] = accepted - tried * chance, tried * chance * (1 - chance)
         found = []
         for name in sources:
             miss = sum(misses.values()) - misses.get(name, 0.0)
             doubt = sum(doubts.values()) - doubts.get(name, 0.0)
-            offset = ALIKE * miss / (doubt + STRENGTH / 4)
-            chance = sigmoid(before[name] + max(-MOST_OFFSET, min(MOST_OFFSET, offset)))
-            tried, accepted = own.get(name, (0, 0))
-            found.append((accepted + STRENGTH * chance) / (tried + STRENGTH))
+            offset = max(-MOST_OFFSET, min(MOST_OFFSET, ALIKE * miss / (doubt + STRENGTH / 4)))
+            chance = sigmoid(self.log_odds(name, known)[0] + offset)
+            if (trials := own.get(name)) is not None:
+                surprise = trials.accepted - trials.tried * sigmoid(expected[name] + offset)
+                chance = max(0.0, min(1.0, chance + surprise / (trials.tried + STRENGTH)))
+            found.append(chance)
         return found
 
     def survival(self, source: str, chance: float) -> Floats:

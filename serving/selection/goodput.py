@@ -15,10 +15,10 @@ from distillspec.serving.base.plans import StepResult, decoding_rows
 from distillspec.serving.base.rows import RowView
 from distillspec.serving.costs.drafted import Ints
 from distillspec.serving.costs.table import Floats
-from distillspec.serving.selection.accepting import features, sigmoid
+from distillspec.serving.selection.accepting import features, moved, sigmoid
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of
 from distillspec.serving.selection.batch import NONE, Batch, Prospect
-from distillspec.serving.selection.estimate import DraftsAcceptance
+from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 
 LEARN_EVERY = 16  # steps whose trials are learnt from together, and between two reviews of the rows' drafts
 REVIEW = 16  # tokens that a draft writes for an answer before the answer may get another one
@@ -31,12 +31,12 @@ class Answer:
 
     draft: str
     since: int  # tokens of its text when it got this draft
-    known: Floats  # its features
+    known: Floats  # its features, where it was at its last review
     belief: float  # P(a token of its draft is accepted) by these, before its own trials. As drawn, while it is on trial
     loss: float = 0.0  # share of its tokens that the draft costs, if it is not the one expected to be best
     coming: str | None = None  # the draft that it switches to when that has read its text
     prospect: tuple[Sequence[str], Prospect] | None = None  # drafts, and what they would bring it
-    own: dict[str, tuple[int, int]] = field(default_factory=dict)  # tried and accepted tokens of each draft
+    own: dict[str, Tried] = field(default_factory=dict)  # tokens of each draft that were learnt from
     new: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # steps, and those since they were learnt from
 
 
@@ -82,8 +82,6 @@ class GoodputSelection(SelectionState):
             if not trials:
                 continue
             accepted = sum([trial.accepted for trial in trials])
-            tried, before = answer.own.get(source, (0, 0))
-            answer.own[source] = tried + len(trials), before + accepted
             steps, tried, before = answer.new.get(source, (0, 0, 0))
             answer.new[source] = steps + 1, tried + len(trials), before + accepted
             self._acceptance.saw(source, trials)
@@ -97,6 +95,7 @@ class GoodputSelection(SelectionState):
     def _learn_from(self, answer: Answer) -> None:
         for source, (steps, tried, accepted) in answer.new.items():
             self._acceptance.learn(source, answer.known, steps, tried, accepted)
+            answer.own[source] = Tried.more(answer.own.get(source), tried, accepted, answer.known)
         answer.new.clear()
 
     def draft_changed(self, change: DraftChange) -> None:
@@ -156,8 +155,9 @@ class GoodputSelection(SelectionState):
         self._reviewed_at, self._reviewed = self.steps, len(rows)
         names, running = self._names(rows), [row for row in rows if row.sequence_id in self._answers]
         answers = [self._answers[row.sequence_id] for row in running]
-        for answer in answers:
-            answer.prospect = None
+        for row, answer in zip(running, answers, strict=True):
+            self._learn_from(answer)
+            answer.known, answer.prospect = moved(answer.known, row), None
             if not answer.loss or answer.draft in answer.own:
                 answer.belief = self._acceptance.chance(answer.draft, answer.known)
         if len(names) < 2 or not running:

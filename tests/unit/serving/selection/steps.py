@@ -59,7 +59,7 @@ class World:
         self.asked += 1
         name, written, by = f"{self.asked}/0", 0, dict[str, int]()
         while written < tokens:
-            view = BatchView((row(name, tuple(self.chances), written=written, domain=domain),))
+            view = BatchView((self.row(name, written, domain),))
             chosen = self.selection.choose(view.rows)
             emitted = self.step(view, chosen, domain)
             source = chosen[name]
@@ -69,12 +69,20 @@ class World:
         self.served.append((domain, max(by, key=lambda source: by[source])))
         return by
 
+    def row(self, name: str, written: int, domain: str) -> RowView:
+        """Return the row of an answer. `chance` may depend on all that it has."""
+        return row(name, tuple(self.chances), written=written, domain=domain)
+
+    def chance(self, source: str, domain: str, one: RowView) -> float:
+        """Return P(a token is accepted | those before it were)."""
+        return self.chances[source][domain]
+
     def step(self, view: BatchView, chosen: Choices, domain: str) -> int:
         """Run a step of one row. Return the tokens that it wrote."""
         (one,) = view.rows
         source = chosen[one.sequence_id]
         assert source is not None
-        chance, accepted = self.chances[source][domain], 0
+        chance, accepted = self.chance(source, domain, one), 0
         while accepted < LENGTH and self.random.random() < chance:
             accepted += 1
         drafted_s = COSTS.of_draft(False, source).loop_s(1, 0, LENGTH)

@@ -7,7 +7,7 @@ from random import Random
 import numpy
 import pytest
 
-from distillspec.serving.selection.accepting import Accepting, features, sigmoid
+from distillspec.serving.selection.accepting import Accepting, features, moved, sigmoid
 
 from .steps import row
 
@@ -17,11 +17,12 @@ def test_features_have_a_place_for_everything_and_one_length() -> None:
     assert numpy.isfinite(known).all()
     assert known[0] == 1.0
     assert known[1] == 0.25
-    assert float(known[34:] @ known[34:]) == pytest.approx(1.0)
-    assert known[2:34].sum() == 1.0
+    assert known[2] == 0.0
+    assert float(known[35:] @ known[35:]) == pytest.approx(1.0)
+    assert known[3:35].sum() == 1.0
     other = features(row("1/0", prompt=(5, 6, 7), written=64, domain="chat"))
-    assert (other[34:] == known[34:]).all()
-    assert (other[2:34] != known[2:34]).any()
+    assert (other[35:] == known[35:]).all()
+    assert (other[3:35] != known[3:35]).any()
     assert numpy.isfinite(features(row("1/0", prompt=()))).all()
 
 
@@ -86,3 +87,14 @@ def test_another_draft_starts_from_the_ratio_that_was_judged(ratio: float, chanc
     bare[0] = 1.0
     assert estimate.chance(bare) == pytest.approx(chance, abs=0.01)
     assert estimate.log_odds(nothing)[1] > known.log_odds(nothing)[1]
+
+
+@pytest.mark.parametrize(
+    ("free", "value"), [((), 0.0), (("lookup",), 0.26), (("ngram",), 0.0), (("ngram", "suffix"), 0.26)]
+)
+def test_the_match_is_that_of_a_lookup(free: tuple[str, ...], value: float) -> None:
+    known = features(row("1/0", free=free))
+    assert known[2] == pytest.approx(value, abs=0.01)
+    later = row("1/0", free=free, written=128)
+    assert (moved(known, later) == features(later)).all()
+    assert known[1] == 0.0

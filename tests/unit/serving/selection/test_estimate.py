@@ -9,7 +9,7 @@ from distillspec.serving.base.acceptance import Trial
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.costs.table import Floats
 from distillspec.serving.selection.accepting import features
-from distillspec.serving.selection.estimate import DraftsAcceptance
+from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 
 from .steps import row
 
@@ -46,7 +46,7 @@ def test_an_evaluation_is_where_a_draft_starts() -> None:
 @pytest.mark.parametrize(("accepted", "above"), [(55, True), (5, False)])
 def test_a_requests_trials_of_one_draft_say_a_part_for_the_others(accepted: int, above: bool) -> None:
     found = learnt({("a", "maths"): 0.5, ("b", "maths"): 0.5})
-    alone, (own, other) = found.chance("b", MATHS), found.chances(MATHS, {"a": (60, accepted)}, ["a", "b"])
+    alone, (own, other) = found.chance("b", MATHS), found.chances(MATHS, {"a": Tried(60, accepted, MATHS)}, ["a", "b"])
     assert (own > other > alone) if above else (own < other < alone)
     assert abs(other - alone) < 0.5 * abs(own - alone)
 
@@ -75,3 +75,15 @@ def test_another_draft_under_a_name_is_learnt_anew() -> None:
     for _ in range(4):
         found.learn("a", MATHS, 20, 60, 12)
     assert found.chance("a", MATHS) < 0.6
+
+
+def test_trials_are_compared_with_what_was_expected_where_they_were_made() -> None:
+    found = learnt({("a", "maths"): 0.8, ("a", "sql"): 0.2})
+    expected = found.chance("a", SQL)
+    as_usual = Tried(60, round(60 * found.chance("a", MATHS)), MATHS)
+    assert found.chances(SQL, {"a": as_usual}, ["a"]) == [pytest.approx(expected, abs=0.02)]
+    (better,) = found.chances(SQL, {"a": Tried(60, 60, MATHS)}, ["a"])
+    assert better > expected + 0.05
+    mean = Tried.more(Tried.more(None, 20, 10, MATHS), 60, 30, SQL)
+    assert mean[:2] == (80, 40)
+    assert mean.known == pytest.approx(MATHS / 4 + SQL * 3 / 4)
