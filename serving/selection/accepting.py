@@ -37,11 +37,23 @@ def features(row: RowView) -> Floats:
     found = numpy.zeros(SIZE)
     found[0] = 1.0
     found[1:PLAIN] = place_in_text(row)
-    found[PLAIN + crc32(row.domain.encode()) % DOMAINS] = 1.0
+    found[PLAIN + domain_place(row)] = 1.0
     if row.prompt:
         tokens = numpy.unique(numpy.array(row.prompt, dtype=numpy.int64))
         counts = numpy.bincount((tokens * 2654435761 >> 7) % WORDS, minlength=WORDS).astype(float)
         found[PLAIN + DOMAINS :] = counts / numpy.linalg.norm(counts)
+    return found
+
+
+def domain_place(row: RowView) -> int:
+    """Return which of the `DOMAINS` places a row's domain has."""
+    return crc32(row.domain.encode()) % DOMAINS
+
+
+def of_domain(row: RowView) -> Floats:
+    """Return features that say of a request that it is of its domain, and no more."""
+    found = numpy.zeros(SIZE)
+    found[[0, PLAIN + domain_place(row)]] = 1.0
     return found
 
 
@@ -73,6 +85,7 @@ class Accepting:
     weights: Floats = field(default_factory=lambda: _start(START))
     precision: Floats = field(default_factory=PRIOR.copy)
     prior: Floats = field(default_factory=PRIOR.copy)  # precision before anything was seen
+    surprises: int = 0  # errors far beyond chance
     _error: float = 0.0  # moving sum of errors, and of their variance
     _variance: float = 0.0
 
@@ -116,6 +129,7 @@ class Accepting:
         self._error = error + (1 - QUICK) ** steps * self._error
         self._variance = variance / CORRELATED + (1 - 2 * QUICK) ** steps * self._variance  # of correlated trials
         if abs(self._error) > SURPRISE * max(self._variance, 1.0) ** 0.5:
+            self.surprises += 1
             self.forget(1 - KEPT)
 
 

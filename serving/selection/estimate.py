@@ -83,6 +83,11 @@ class DraftsAcceptance:
             found.append(chance)
         return found
 
+    @property
+    def surprises(self) -> int:
+        """Return how often acceptance was far from what was expected, since the start."""
+        return self._common.surprises + sum([draft.surprises for draft in self._drafts.values()])
+
     def survival(self, source: str, chance: float) -> Floats:
         """Return P(the first 1 … `most` tokens are all accepted), where a token is with this chance in the mean."""
         if source not in self._relative:

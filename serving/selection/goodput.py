@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -15,9 +15,10 @@ from distillspec.serving.base.plans import StepResult, decoding_rows
 from distillspec.serving.base.rows import RowView
 from distillspec.serving.costs.drafted import Ints
 from distillspec.serving.costs.table import Floats
-from distillspec.serving.selection.accepting import features, moved, sigmoid
+from distillspec.serving.selection.accepting import domain_place, features, moved, of_domain, sigmoid
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of
 from distillspec.serving.selection.batch import NONE, Batch, Prospect
+from distillspec.serving.selection.dominance import SURE, Dominance
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 
 LEARN_EVERY = 16  # steps whose trials are learnt from together, and between two reviews of the rows' drafts
@@ -49,6 +50,10 @@ class GoodputSelection(SelectionState):
 
     Args:
         fast_switching: the new draft reads the text in spare room of steps, and the old one drafts until it has.
+
+    Attributes:
+        draws: new answers whose draft was drawn, since the start.
+        reviews: of the drafts of all rows.
     """
 
     def __init__(self, parts: SelectionParts, fast_switching: bool = True) -> None:
@@ -58,6 +63,8 @@ class GoodputSelection(SelectionState):
         self._blocks = set[str]()  # drafts that draft all tokens in one pass
         self._answers: dict[str, Answer] = {}
         self._reviewed_at, self._reviewed = 0, 0  # the step, and its rows
+        self._dominance, self._surprises = Dominance(), 0
+        self.draws = self.reviews = 0
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         for row in rows:
@@ -89,6 +96,9 @@ class GoodputSelection(SelectionState):
         if self.steps % LEARN_EVERY == 0:
             for answer in self._answers.values():
                 self._learn_from(answer)
+            if (surprises := self._acceptance.surprises) != self._surprises:
+                self._surprises = surprises
+                self._dominance.changed()
         if alive is not None:
             self._answers = {name: answer for name, answer in self._answers.items() if name in alive}
 
@@ -101,6 +111,7 @@ class GoodputSelection(SelectionState):
     def draft_changed(self, change: DraftChange) -> None:
         source = change.source
         self._blocks.discard(source)
+        self._dominance.changed()
         self._acceptance.changed(change)
         for answer in self._answers.values():
             answer.prospect = None
@@ -119,10 +130,21 @@ class GoodputSelection(SelectionState):
             return
         if answer is not None:
             self._learn_from(answer)
-        self._answers[row.sequence_id] = self._begun(row, rows)
+        self._answers[row.sequence_id] = self._of_the_best(row, rows) or self._begun(row, rows)
+
+    def _of_the_best(self, row: RowView, rows: Sequence[RowView]) -> Answer | None:
+        """Return a new answer of the draft that is the best for all, None where there is none, or may not draft."""
+        draft = self._dominance.draft
+        if draft is None or not any(option.source == draft for option in drafts_of(row)):
+            return None
+        if not self._dominance.covers(_kind(row, rows), self._acceptance.chance(draft, of_domain(row))):
+            return None
+        known = features(row)
+        return Answer(draft, row.context_tokens, known, self._acceptance.chance(draft, known))
 
     def _begun(self, row: RowView, rows: Sequence[RowView]) -> Answer:
         """Return a new answer with its first draft, drawn by what its drafts may be worth beside the others'."""
+        self.draws += 1
         known, names, draws = features(row), self._names(rows), Random(f"{self.parts.seed}/{row.sequence_id}")
         found = [self._acceptance.log_odds(name, known) for name in names]
         mean = [sigmoid(log_odds) for log_odds, _ in found]
@@ -141,18 +163,31 @@ class GoodputSelection(SelectionState):
         belief = max(mean[chosen], drawn[chosen]) if lost else mean[chosen]
         answer = Answer(names[chosen], row.context_tokens, known, belief, min(1.0, lost))
         answer.prospect = names, prospects[0]
+        best = max(able, key=lambda place: rates[place])
+        careful = [
+            sigmoid(log_odds + (-SURE if place == best else SURE) * deviation)
+            for place, (log_odds, deviation) in enumerate(found)
+        ]
+        worst = self._batch([*beside, self._prospect(row, names, careful)], names).rates(own, len(others), price)
+        if chosen == best == max(able, key=lambda place: worst[place]):
+            chance = self._acceptance.chance(names[best], of_domain(row))
+            self._dominance.is_certain(_kind(row, rows), names[best], chance)
+        else:
+            self._dominance.doubted()
         return answer
 
     def _is_due(self, rows: Sequence[RowView]) -> bool:
         """Return True if drafts are to be reviewed: some steps have passed, or rows that shared a draft have left."""
-        if self.steps >= self._reviewed_at + LEARN_EVERY:
-            return True
-        answers = [self._answers.get(row.sequence_id) for row in rows]
-        return len(rows) < self._reviewed and len({answer.draft for answer in answers if answer is not None}) > 1
+        answers = [answer for row in rows if (answer := self._answers.get(row.sequence_id)) is not None]
+        drafts = {answer.coming or answer.draft for answer in answers}
+        if drafts <= {self._dominance.draft}:
+            return False
+        return self.steps >= self._reviewed_at + LEARN_EVERY or (len(rows) < self._reviewed and len(drafts) > 1)
 
     def _review(self, rows: Sequence[RowView]) -> None:
         """Let answers switch to the drafts that are best for all rows together, if that pays."""
         self._reviewed_at, self._reviewed = self.steps, len(rows)
+        self.reviews += 1
         names, running = self._names(rows), [row for row in rows if row.sequence_id in self._answers]
         answers = [self._answers[row.sequence_id] for row in running]
         for row, answer in zip(running, answers, strict=True):
@@ -170,6 +205,7 @@ class GoodputSelection(SelectionState):
                 answer.loss, answer.coming = 0.0, None
             if draft != NONE and names[draft] != answer.draft:
                 answer.coming = names[draft]
+                self._dominance.doubted()
                 self._arrive(row, answer)
 
     def _arrive(self, row: RowView, answer: Answer) -> None:
@@ -219,3 +255,8 @@ class GoodputSelection(SelectionState):
             reading_s[place] = latency.reading_s(option.unread_tokens, option.source)
         left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
         return Prospect(tokens, tokens[:, 0] > 0, reading_s, left, row.context_tokens)
+
+
+def _kind(row: RowView, rows: Sequence[RowView]) -> Hashable:
+    """Return what requests are told apart by, for one draft to be the best: domain, rows that share passes, drafts."""
+    return domain_place(row), len(rows).bit_length(), tuple([option.source for option in drafts_of(row)])
