@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from distillspec.errors import ConfigError
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult
-from distillspec.serving.base.rows import RowView
+from distillspec.serving.base.rows import ANY, RowView
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of
 from distillspec.serving.selection.rewards import ALL, Rewards, row_rewards
 
@@ -27,7 +27,8 @@ class Lbss(SelectionState):
     Args:
         chunks: of exploration in an epoch.
         chunk: steps.
-        places: rows that a draft serves at a time (B_j), 0: all.
+        places: rows that a draft serves at a time (B_j), 0: all. One number for all drafts, or by name, as memory or a
+            limit on batches has it: all for those left out.
         first: k of the first epoch.
         fast_switching: the next chunk's draft reads a row's text ahead.
     """
@@ -37,16 +38,22 @@ class Lbss(SelectionState):
         parts: SelectionParts,
         chunks: int = 2,
         chunk: int = 16,
-        places: int = 0,
+        places: int | Mapping[str, int] = 0,
         first: int = 6,
         fast_switching: bool = True,
     ) -> None:
         super().__init__()
-        for name, value in {"chunks": chunks, "chunk": chunk, "places": places, "first": first}.items():
+        by_draft, others = (dict(places), 0) if isinstance(places, Mapping) else ({}, places)
+        if unknown := [name for name in by_draft if name not in parts.drafts]:
+            there = ", ".join(parts.drafts)
+            raise ConfigError(f"selection_options.places.{unknown[0]} is no draft; there are {there}")
+        numbers = {"chunks": chunks, "chunk": chunk, "places": min([others, *by_draft.values()]), "first": first}
+        for name, value in numbers.items():
             least = int(name.startswith("chunk"))
             if value < least:
                 raise ConfigError(f"selection_options.{name}={value} must be at least {least}")
-        self.seed, self.chunks, self.chunk, self.places = parts.seed, chunks, chunk, places
+        self.seed, self.chunks, self.chunk = parts.seed, chunks, chunk
+        self._by_draft, self._others = by_draft, others  # places
         self.fast_switching = fast_switching
         self.first = first
         self.epoch, self._slot = first, 0  # and the steps of the epoch that are over
@@ -114,7 +121,7 @@ class Lbss(SelectionState):
         """Return the matching of highest total reward of rows that have no draft yet."""
         taken = Counter(kept.values())
         sources = sorted({source for own in able.values() for source in own})
-        each = [min(len(able), self.places - taken[s]) if self.places else len(able) for s in sources]
+        each = [min(len(able), self._places(source) - taken[source]) for source in sources]
         seats = [source for source, places in zip(sources, each, strict=True) for _ in range(places)]
         seats += [""] * len(able)  # no draft
         weights = numpy.array([[self._reward(row, source, own) for source in seats] for row, own in able.items()])
@@ -131,4 +138,7 @@ class Lbss(SelectionState):
         return (self._rewards.rate((ALL, source)) or 0.0) if known is None else known
 
     def _has_place(self, source: str, taken: Counter[str]) -> bool:
-        return not self.places or taken[source] < self.places
+        return taken[source] < self._places(source)
+
+    def _places(self, source: str) -> int:
+        return self._by_draft.get(source, self._others) or ANY

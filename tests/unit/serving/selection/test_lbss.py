@@ -108,3 +108,21 @@ def test_regret_on_stationary_answers_grows_ever_slower() -> None:
 def test_impossible_options_are_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=rf"selection_options\.{option}=-1"):
         Lbss(parts(), **{option: -1})
+
+
+@pytest.mark.parametrize("explores", [True, False])
+def test_places_may_differ_by_draft(explores: bool) -> None:
+    selection = Lbss(parts(NAMES), chunks=50 if explores else 30, chunk=1, places={"a": 1, "b": 2}, first=6)
+    rewards = {f"{number}/0": {"a": 9, "b": 8, "c": 1} for number in range(5)}
+    seen = [list(observe(selection, rewards).values()) for _ in range(40)][30:]
+    assert selection.explores == explores
+    assert all(found.count("a") <= 1 and found.count("b") <= 2 for found in seen)
+    assert all(None not in found for found in seen), "c serves all others"
+    assert max(found.count("c") for found in seen) >= 2
+
+
+def test_places_of_a_draft_that_there_is_not_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"selection_options\.places\.d is no draft; there are a, b, c"):
+        Lbss(parts(NAMES), places={"d": 2})
+    with pytest.raises(ConfigError, match=r"selection_options\.places=-1"):
+        Lbss(parts(NAMES), places={"a": -1})
