@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
 import torch
 
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, is_out_of_memory
 from distillspec.models import LanguageModel
 from distillspec.models.checkpoint import check_target
 from distillspec.models.draft import load_pretrained
@@ -68,19 +69,44 @@ def load_named(paths: Mapping[str, str | Path], target: LanguageModel) -> dict[s
     Raises:
         ConfigError: all of them are refused.
     """
-    loaded, problems = dict[str, LanguageModel](), list[str]()
-    for name, path in paths.items():
-        try:
-            check_target(path, target)
-            draft = load_draft(path, target)
+
+    def load(name: str) -> LanguageModel:
+        with refusing_out_of_memory(name, target.device):
+            check_target(paths[name], target)
+            draft = load_draft(paths[name], target)
             check_finite(draft)
-            loaded[name] = draft
+        return draft
+
+    return accepted(paths, load)
+
+
+def accepted(names: Iterable[str], take: Callable[[str], LanguageModel]) -> dict[str, LanguageModel]:
+    """Return what `take` makes of the drafts of a pool. One that it refuses is left out, and the log says why.
+
+    Raises:
+        ConfigError: all of them are refused.
+    """
+    found, problems = dict[str, LanguageModel](), list[str]()
+    for name in names:
+        try:
+            found[name] = take(name)
         except ConfigError as error:
             problems.append(f"{name}: {error}")
             log.error("the draft %s is refused, and the others serve: %s", name, error)
-    if not loaded:
+    if not found:
         raise ConfigError(f"no draft can be used: {'; '.join(problems)}")
-    return loaded
+    return found
+
+
+@contextmanager
+def refusing_out_of_memory(name: str, device: torch.device, otherwise: str = "") -> Iterator[None]:
+    """Turn what there is no memory for into a refusal of the draft `name`. `otherwise`: what then serves."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(f"{name} does not fit into what is left of {device}'s memory{otherwise}") from error
 
 
 def evaluated(drafts: Mapping[str, LanguageModel]) -> dict[str, float]:

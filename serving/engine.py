@@ -68,7 +68,7 @@ class Engine(EngineView):
         self.target = target
         parts = build_parts(
             target,
-            drafts := by_source(draft),
+            by_source(draft),
             self.settings,
             controller=controller,
             proposer=proposer,
@@ -80,7 +80,7 @@ class Engine(EngineView):
         super().__init__(parts.core, parts.executor)
         self._models = parts.models
         self._drafts = EngineDrafts(
-            drafts, target, self.settings, parts.models, parts.proposers, parts.core, parts.executor, parts.cache
+            parts.drafts, target, self.settings, parts.models, parts.proposers, parts.core, parts.executor, parts.cache
         )
         self._ids = count()
         self.costs = parts.costs

@@ -17,7 +17,6 @@ from distillspec.models.features import check_feature_ids
 from distillspec.models.memory import keep_freed_memory
 from distillspec.models.paged_cache import PagedCache
 from distillspec.models.slot_cache import SlotCache
-from distillspec.models.table_sizes import require_same_ids
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.named import ControllerParts, make_controller
@@ -50,6 +49,7 @@ from distillspec.serving.selection.named import check_selection, with_selection
 from distillspec.serving.step.core import EngineCore
 from distillspec.serving.step.model_executor import ModelExecutor
 from distillspec.serving.step.prefill_pace import PrefillPace
+from distillspec.serving.usable_drafts import hold_fitting, is_pool, servable_drafts
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +103,7 @@ class EngineParts:
     models: HeldModels
     proposers: ProposerBuilder
     cache: CachePlan
+    drafts: dict[str, LanguageModel]  # those that can be used
     costs: LatencyModel | None  # a profile's
 
 
@@ -123,33 +124,38 @@ def build_parts(
 
     Raises:
         ConfigError: the models, the settings or the machine do not fit together. The models are then as before.
+            Drafts of a pool that do not fit are left out, and the log says why.
     """
     keep_freed_memory()
     settings = fitted(settings, target.device)
-    models = [target, *drafts.values()]
     check_pool(settings, drafts)
     check_proposer(settings, drafts=len(drafts))
-    max_model_len = choose_model_len(settings, models)
-    feature_ids = kept_states(settings, drafts.values())
+    max_model_len = choose_model_len(settings, target)
+    check_servable(target, max_model_len)
+    usable = servable_drafts(drafts, target, max_model_len)
+    feature_ids = kept_states(settings, usable.values())
     check_feature_ids(target, feature_ids)
-    for model in models:
-        check_servable(model, max_model_len)
-    for draft in drafts.values():
-        require_same_ids(draft, target)
     page = page_tokens(settings.page_tokens, target.device)
-    attend, attention = choose_attention(settings.attention, models, page)
+    attend, attention = choose_attention(settings.attention, [target, *usable.values()], page)
     if settings.page_tokens is None and not reads_pages(attend):
         page = 0
     # These may refuse too (another machine's profile, a kernel that does not run), so models are held after them.
-    costs = profiled_costs(settings, target, drafts)
-    planner = controller or choose_controller(settings, costs, drafts)
+    costs = profiled_costs(settings, target, usable)
+    planner = controller or choose_controller(settings, costs, usable)
     held = HeldModels(pack_weights=settings.pack_weights, compile=settings.compile)
     with held.released_on_failure():  # a proposer may refuse its settings
         held.hold(target, feature_ids)
-        for draft in drafts.values():
-            held.hold(draft, exact=False)
-        # After the packed weights, which take memory too.
-        cache = plan_cache(settings, models, max_model_len, feature_ids, page)
+
+        def plan(beside: list[LanguageModel]) -> CachePlan:
+            """Plan caches after the packed weights, which take memory too."""
+            return plan_cache(settings, [target, *beside], max_model_len, feature_ids, page)
+
+        fitting = hold_fitting(usable, held, plan)
+        if len(fitting) < len(usable):
+            feature_ids = kept_states(settings, fitting.values())
+            held.prepared(target).hand_out(feature_ids)
+        models = [target, *fitting.values()]
+        cache = plan(models[1:])
         recorder = recorder or _choose_recorder(settings, target)
         sampler = sampler or _make_sampler(settings, target)
         pages, slots = cache.pages(), SlotCache(cache.slots, max_model_len, attend)
@@ -158,8 +164,8 @@ def build_parts(
         alone = controller is not None or recorder is not None
         proposers = ProposerBuilder(settings, held, sampler, recorder, target_cache, alone)
         if proposer is None:
-            only = drafts.get(DRAFT)
-            proposer = proposers.build_pool(drafts) if is_pool(drafts) else proposers.build(only, version_of(only))
+            only = fitting.get(DRAFT)
+            proposer = proposers.build_pool(fitting) if is_pool(fitting) else proposers.build(only, version_of(only))
         executor = ModelExecutor(target, runner, sampler, proposer, settings.micro_batches)
         executor.record_ahead(planner.speculation_length)
         core = EngineCore(
@@ -182,7 +188,7 @@ def build_parts(
         cache.describe(models, feature_ids),
         _describe_passes(attention, held.prepared(target), recorder),
     )
-    return EngineParts(core, executor, held, proposers, cache, costs)
+    return EngineParts(core, executor, held, proposers, cache, fitting, costs)
 
 
 def fitted(settings: EngineConfig, device: torch.device) -> EngineConfig:
@@ -198,11 +204,6 @@ def fitted(settings: EngineConfig, device: torch.device) -> EngineConfig:
     if device.type != "cpu":
         raise ConfigError(f"micro_batches={settings.micro_batches} needs a CPU, not {device}; leave it out")
     return replace(settings, compile=False)  # code is compiled for a number of threads, which changes in a step
-
-
-def is_pool(drafts: Mapping[str, LanguageModel]) -> bool:
-    """Return True if drafts by source are those of a pool, however many: an only draft is called `DRAFT`."""
-    return bool(drafts) and DRAFT not in drafts
 
 
 def check_pool(settings: EngineConfig, drafts: Mapping[str, LanguageModel]) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from distillspec.config.engine import EngineConfig
-from distillspec.errors import ConfigError, is_out_of_memory
+from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.checkpoint import check_target
 from distillspec.models.features import check_feature_ids
@@ -20,9 +17,15 @@ from distillspec.models.memory import return_freed_memory
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.hardware_profile import count_weights
-from distillspec.serving.draft_loading import check_finite, draft_name, load_draft, version_of
-from distillspec.serving.engine_builder import ProposerBuilder, check_pool, is_pool, kept_states
-from distillspec.serving.execution.memory import CachePlan, check_draft_fits, check_reads
+from distillspec.serving.draft_loading import (
+    check_finite,
+    draft_name,
+    load_draft,
+    refusing_out_of_memory,
+    version_of,
+)
+from distillspec.serving.engine_builder import ProposerBuilder, check_pool, kept_states
+from distillspec.serving.execution.memory import CachePlan, check_draft_fits, longest_read
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
 from distillspec.serving.proposers.draft_model import DraftModel
@@ -30,8 +33,11 @@ from distillspec.serving.proposers.named import uses_draft
 from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.step.core import EngineCore
 from distillspec.serving.step.model_executor import ModelExecutor
+from distillspec.serving.usable_drafts import is_pool
 
 log = logging.getLogger(__name__)
+
+OLD_STAYS = " (the old draft stays)"
 
 
 @dataclass
@@ -63,12 +69,11 @@ class EngineDrafts:
         if not uses_draft(self.settings, with_draft=True):
             raise ConfigError(f"proposer={self.settings.proposer} uses no draft; {path} is not loaded")
         source = self._source(path, name)
-        with refusing_out_of_memory(str(path), self.target.device):
+        with refusing_out_of_memory(str(path), self.target.device, OLD_STAYS):
             draft = load_draft(path, self.target)
             check_target(path, self.target)
             check_finite(draft)
-        check_reads(draft, self.cache.max_len)
-        check_servable(draft, self.cache.max_len)
+        check_servable(draft, longest_read(draft, self.cache.max_len))
         check_feature_ids(self.target, draft.state_ids)
         others = [model for own, model in self.loaded.items() if own != source]
         states, held = kept_states(self.settings, [*others, draft]), self.executor.runner.cache.state_ids
@@ -80,7 +85,7 @@ class EngineDrafts:
         """Draft with a loaded model, unchecked, from the next step on. Return its version (default: weights' hash)."""
         self._check_pool_serves()
         version = version_of(draft) if version is None else version
-        with refusing_out_of_memory(version, draft.device):
+        with refusing_out_of_memory(version, draft.device, OLD_STAYS):
             self.models.hold(draft, exact=False)
             try:
                 proposer, member = None, None
@@ -195,19 +200,6 @@ class EngineDrafts:
         if old is not None:
             self.models.release(old)
             return_freed_memory()
-
-
-@contextmanager
-def refusing_out_of_memory(name: str, device: torch.device) -> Iterator[None]:
-    """Turn what there is no memory for into a refusal of the draft `name`."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise ConfigError(
-            f"{name} does not fit into what is left of {device}'s memory (the old draft stays)"
-        ) from error
 
 
 def by_source(draft: LanguageModel | Mapping[str, LanguageModel] | None) -> dict[str, LanguageModel]:

@@ -12,7 +12,7 @@ import torch
 from distillspec.models import LanguageModel
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
-from distillspec.serving.base.rows import ANYTHING, Option
+from distillspec.serving.base.rows import ANY, ANYTHING, Option
 from distillspec.serving.base.shape import chain_of
 from distillspec.serving.base.tree import DRAFT, TokenTree
 from distillspec.serving.costs.fitted import Timed
@@ -20,7 +20,8 @@ from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.base import Foresees, ProposalRequest, Proposer, caches_of, readers
+from distillspec.serving.proposers.base import Foresees, HasMembers, ProposalRequest, Proposer, caches_of, readers
+from distillspec.serving.proposers.draft_model import DraftModel
 
 TOKEN = 5  # any token costs the same
 
@@ -83,9 +84,13 @@ class TimedPasses:
         return [own for own in foreseen if own.drafted_by_model]
 
     def drafting(self, rows: int, length: int, context: int, source: str = DRAFT) -> Work:
-        """Return a whole draft loop for greedy requests: one pass a depth, or a single one for a block."""
+        """Return a whole draft loop for greedy requests: one pass a depth, or a single one for a block.
+
+        Texts are no longer than the draft reads.
+        """
         proposer = self.proposer
         assert proposer is not None
+        context = max(1, min(context, self._longest(source) - length + 1))
         requests = [ProposalRequest(sequence, chain_of(length, source)) for sequence in _sequences(rows, context)]
 
         def run() -> object:
@@ -100,6 +105,12 @@ class TimedPasses:
         passes = 1 if any(own.at_once for own in self.drafts() if own.source == source) else length
         point = Timed(rows * context * passes, rows * length, passes, 0.0, rows * passes)
         return Work("drafting", point, run, (rows, context), source=source)
+
+    def _longest(self, source: str) -> int:
+        """Return the most tokens of a text that a draft reads."""
+        members = self.proposer.proposers if isinstance(self.proposer, HasMembers) else {source: self.proposer}
+        draft = members.get(source)
+        return draft.longest if isinstance(draft, DraftModel) else ANY
 
     def warm_up(self, works: Sequence[Work]) -> None:
         """Make each model's cache, and take the memory of all contexts: pages never written would be read faster."""

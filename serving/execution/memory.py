@@ -58,27 +58,26 @@ class CachePlan:
         return f"{self.slots} slots of {self.max_len} tokens, together {self.tokens} in {size} taken {when}"
 
 
-def choose_model_len(settings: EngineConfig, models: Sequence[LanguageModel]) -> int:
+def choose_model_len(settings: EngineConfig, target: LanguageModel) -> int:
     """Return the most tokens of prompt and output together.
 
-    That is `settings.max_model_len`, or by default the longest context that all models read, at most 4,096.
+    That is `settings.max_model_len`, or by default the longest context that the target reads, at most 4,096. A draft
+    with a shorter context drafts for no longer texts than that.
 
     Raises:
-        ConfigError: `max_model_len` exceeds a model's context.
+        ConfigError: `max_model_len` exceeds the target's context.
     """
-    limits = {model.name: model.longest_text for model in models}
-    if settings.max_model_len is None:
-        return min([DEFAULT_MODEL_LEN, *(limit for limit in limits.values() if limit is not None)])
-    for model in models:
-        check_reads(model, settings.max_model_len)
-    return settings.max_model_len
+    limit, wanted = target.longest_text, settings.max_model_len
+    if wanted is None:
+        return DEFAULT_MODEL_LEN if limit is None else min(DEFAULT_MODEL_LEN, limit)
+    if limit is not None and wanted > limit:
+        raise ConfigError(f"max_model_len={wanted}: {target.name} reads at most {limit} tokens")
+    return wanted
 
 
-def check_reads(model: LanguageModel, max_model_len: int) -> None:
-    """Raise ConfigError if a model's context is shorter than `max_model_len` tokens."""
-    limit = model.longest_text
-    if limit is not None and max_model_len > limit:
-        raise ConfigError(f"max_model_len={max_model_len}: {model.name} reads at most {limit} tokens")
+def longest_read(draft: LanguageModel, max_model_len: int) -> int:
+    """Return the most tokens of a text that a draft reads, where texts have up to `max_model_len`."""
+    return max_model_len if draft.longest_text is None else min(max_model_len, draft.longest_text)
 
 
 def plan_cache(

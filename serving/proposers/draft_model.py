@@ -21,6 +21,7 @@ from distillspec.serving.execution.block_runner import BlockRunner
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.kv_cache import Prefix
+from distillspec.serving.execution.memory import longest_read
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.state_runner import StateRunner
@@ -89,6 +90,7 @@ class DraftModel:
         self.texts = ReadTexts(self.runner)
         self.attends = model.attends
         self.most = model.most_positions or ANY
+        self.longest = longest_read(model, self.runner.cache.max_len)
         self.not_finite = set[str]()
 
     def grow(self, topk: bool, dynamic: int | None) -> None:
@@ -102,7 +104,7 @@ class DraftModel:
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         self.not_finite.clear()
-        rows = [self._row(request) for request in requests]
+        rows = [self._row(request) for request in requests if len(request.sequence.tokens) <= self.longest]
         rows = [row for row in rows if row.state.sound and not row.state.skipped and self._has_room(row)]
         rows.sort(key=lambda row: row.slot)  # rows in slot order read the cache without copies
         if self.attends:
@@ -144,13 +146,13 @@ class DraftModel:
         return self.texts.state(sequence_id)
 
     def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
-        """Return an option of no tokens for sequences that the draft does not read."""
-        state = self.state(sequence.id)
-        if state.skipped or not state.sound:
+        """Return an option of no tokens for sequences that the draft does not read, or that are beyond its context."""
+        state, room = self.state(sequence.id), self.longest - len(sequence.tokens)
+        if state.skipped or not state.sound or room < 0:
             return NOTHING
         unread = len(sequence.tokens) - state.computed if self.attends else 1
         at_once = self.runner.one_pass
-        return (Option(self.most, unread_tokens=unread, source=self.source, at_once=at_once, wide=True),)
+        return (Option(min(self.most, room + 1), unread_tokens=unread, source=self.source, at_once=at_once, wide=True),)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Keep what the cache holds of the accepted tokens, whoever proposed them.
@@ -182,10 +184,14 @@ class DraftModel:
 
     def read_on(self, texts: Sequence[tuple[SequenceState, int]]) -> None:
         """See `ReadTexts.catch_up`. Drafts that attend to nothing have nothing to read."""
-        able = [(s, tokens) for s, tokens in texts if self.state(s.id).sound and not self.state(s.id).skipped]
+        able = [(s, tokens) for s, tokens in texts if self._reads(s)]
         able.sort(key=lambda text: text[0].held_slot)
         if self.attends and able:
             self.texts.catch_up([sequence for sequence, _ in able], sum(tokens for _, tokens in able))
+
+    def _reads(self, sequence: SequenceState) -> bool:
+        state = self.state(sequence.id)
+        return state.sound and not state.skipped and len(sequence.tokens) <= self.longest
 
     @property
     def caches(self) -> Sequence[SlotCache]:
@@ -257,7 +263,7 @@ class DraftModel:
 
     def _row(self, request: ProposalRequest) -> Growth:
         shape = request.trees[0].shape.shortened(self.most)
-        room = self.runner.cache.max_len - len(request.sequence.tokens)
+        room = self.longest - len(request.sequence.tokens)
         while self._places(shape) > room:  # at the context's end
             shape = shape.shortened(shape.depth - 1)
         own = request.sequence, self.state(request.sequence.id), shape
@@ -273,7 +279,7 @@ class DraftModel:
 
     def _has_room(self, row: Growth) -> bool:
         """Return False at the context's end, where a block's masks have no place."""
-        return not self.runner.one_pass or len(row.sequence.tokens) + self.most <= self.runner.cache.max_len
+        return not self.runner.one_pass or len(row.sequence.tokens) + self.most <= self.longest
 
     def _give_up(self, row: Growth) -> None:
         """End speculation for a row whose draft logits are NaN."""

@@ -77,13 +77,20 @@ class SelectionMetrics(Collector):
             if found
         }
 
+    def trials(self) -> dict[str, float] | None:
+        """Return the shares of the tokens that trials wrote and are estimated to have cost, None before any token."""
+        tokens = sum(_copied(self.figures.tokens).values())
+        return {"explored": self.figures.explored / tokens, "lost": self.figures.lost / tokens} if tokens else None
+
     def table(self) -> list[dict[str, Any]]:
-        """Return one row a draft for the dashboard: its name, and shares and rates since the start."""
+        """Return one row a draft for the dashboard: name, health (None: it is gone), and sums since the start."""
         columns = {name: _copied(getattr(self.figures, name)) for name in BY_DRAFT}
+        health = {} if self.health is None else self.health()
         answers = sum(columns["requests"].values())
         return [
             {
                 "draft": draft,
+                "healthy": health.get(draft),
                 "share": count / answers if answers else None,
                 **{name: columns[name].get(draft, 0) for name in ("tokens", "seconds", "row_seconds", "switches")},
             }

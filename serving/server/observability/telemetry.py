@@ -151,6 +151,11 @@ class Telemetry:
             "latency": self._percentiles(),
         }
 
+    def rates(self) -> dict[str, float | None]:
+        """Return the acceptance of the drafts in use, by source."""
+        found = {source: self._by_version.get(version) for source, version in self._versions.items()}
+        return {source: None if own is None else own.total.rate for source, own in found.items()}
+
     def _in_use(self) -> dict[str, Any]:
         """Return the acceptance of all drafts in use together. Without a draft it is that of looked-up tokens."""
         found = AcceptanceCounter()

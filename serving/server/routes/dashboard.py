@@ -53,12 +53,14 @@ async def _figures(state: AppState, names: bool) -> AsyncGenerator[bytes]:
 def _current(state: AppState, names: bool) -> dict[str, object]:
     override, figures = state.controller.override, state.telemetry.state(names=names)
     online = state.telemetry.online if names else without_names(state.telemetry.online)
+    rates, drafts = state.telemetry.rates(), state.metrics.selection
     return {
         **figures,
         "online": asdict(online),
         "learning": {"tiles": tiles(online), "trouble": " ".join(troubles(online))},
-        "drafts": state.metrics.selection.table() if names else [],
-        "draft_steps": state.metrics.selection.steps(),
+        "drafts": [{**own, "acceptance": rates.get(own["draft"])} for own in drafts.table()] if names else [],
+        "draft_steps": drafts.steps(),
+        "draft_trials": drafts.trials(),
         "verification": state.engine.settings.verification,
         "policy": override.policy,
         "max_length": override.max_length,

@@ -36,9 +36,9 @@ def test_slots_and_length_come_from_memory_and_model(
     assert plan_cache(EngineSettings(max_slots=2), [target], 100).slots == 2
     with pytest.raises(ConfigError, match=r"needs .* GiB of cache and there are .*; lower max_model_len"):
         plan_cache(EngineSettings(cache_gib=1e-6), [target], 100)
-    assert choose_model_len(EngineSettings(), [target]) == 2048
+    assert choose_model_len(EngineSettings(), target) == 2048
     with pytest.raises(ConfigError, match="max_model_len=4096: tiny reads at most 2048 tokens"):
-        choose_model_len(EngineSettings(max_model_len=4096), [target])
+        choose_model_len(EngineSettings(max_model_len=4096), target)
 
 
 @pytest.mark.parametrize("free_slots", [0.5, 1, 7.9, 40])

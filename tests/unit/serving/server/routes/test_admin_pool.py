@@ -14,6 +14,7 @@ from distillspec.serving import Engine, EngineSettings
 from distillspec.serving.server.bridge.catalogue import PoolCatalogue
 from distillspec.serving.server.http.keys import KeyRing
 
+from ...browser import shows
 from ..conftest import ADMIN_KEY, SMALL, Running, start
 from .test_admin import call
 
@@ -108,3 +109,32 @@ def test_metrics_and_dashboard_tell_drafts_apart(pooled: Running) -> None:
 def value(text: str, metric: str, draft: str) -> float:
     (line,) = [line for line in text.splitlines() if line.startswith(f'distillspec:{metric}{{draft="{draft}"')]
     return float(line.split()[-1])
+
+
+def test_acceptance_health_and_the_cost_of_trials_are_there_for_the_page(pooled: Running) -> None:
+    for number in range(12):
+        assert pooled.complete(prompt=f"abc {number}", max_tokens=12).status_code == 200
+    pooled.wait_until_idle()
+    rates, own = pooled.state.telemetry.rates(), pooled.state.metrics.selection
+    assert set(rates) == {"one", "two"}
+    assert all(rate is not None and 0 <= rate <= 1 for rate in rates.values())
+    own.figures.explored, own.figures.lost = 12, 3.0
+    tokens = sum(own.figures.tokens.values())
+    assert own.trials() == {"explored": 12 / tokens, "lost": 3 / tokens}
+    assert {each["draft"]: each["healthy"] for each in own.table()} == {"one": True, "two": True}
+
+
+def test_the_page_shows_what_each_draft_brings_and_what_trials_cost(page: Any, pooled: Running) -> None:
+    for number in range(12):
+        assert pooled.complete(prompt=f"abc {number}", max_tokens=12).status_code == 200
+    pooled.wait_until_idle()
+    rates, own = pooled.state.telemetry.rates(), pooled.state.metrics.selection
+    own.figures.lost = 3.0
+    tokens = sum(own.figures.tokens.values())
+    page.goto(pooled.url)
+    shows(page, "#drafts", "acceptance")
+    for name, rate in rates.items():
+        assert rate is not None
+        shows(page, "#drafts", f"{100 * rate:.1f} %")
+        shows(page, "#drafts", name)
+    shows(page, "#draft-steps", f"estimated to have cost {300 / tokens:.1f} %")
