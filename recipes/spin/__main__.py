@@ -14,6 +14,7 @@ from typing import Any
 from distillspec.commands.drafts import find_drafts
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_json
+from distillspec.provenance import provenance
 from distillspec.recipes.spin.live import COMPARED, Live
 from distillspec.recipes.spin.results import write_results
 from distillspec.recipes.spin.simulated import Simulated
@@ -40,7 +41,8 @@ def main() -> int:
         live, drafts = _live(parser, options)
     root.mkdir(parents=True, exist_ok=True)
     if live:
-        write_json(root / "live.json", live)  # what took minutes is kept, whatever happens to the rest
+        # What took minutes is kept, whatever happens to the rest.
+        write_json(root / "live.json", {**live, "provenance": provenance([], 0)})
     simulated = Simulated(tuple(options.rows)).run(root / "simulated.json")
     print(write_results(root, live, simulated, draft_names(drafts)), flush=True)
     print(f"results: {root}")

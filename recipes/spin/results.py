@@ -7,25 +7,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from distillspec.files import write_json, write_png, write_text
+from distillspec.files import write_json, write_text
 from distillspec.provenance import provenance
 from distillspec.recipes.rates import best_on_odd, interval, ratios, shown
 from distillspec.recipes.spin.live import BESIDE, NONE
-from distillspec.recipes.spin.simulated import tables
+from distillspec.recipes.spin.pictures import draw_live, draw_simulated
+from distillspec.recipes.spin.tables import tables
 
 
 def write_results(root: Path, live: Mapping[str, Any], simulated: dict[str, Any], drafts: Sequence[str]) -> str:
-    """Write `results.json`, `results.md` and, of live runs, `spin.png` under the root. Return the tables."""
+    """Write `results.json`, `results.md`, `simulated.png` and, of live runs, `spin.png` under the root.
+
+    Return the tables.
+    """
     write_json(
         root / "results.json",
         {"live": live, "simulated": simulated, "drafts": list(drafts), "provenance": provenance([], 0)},
     )
     text = "\n\n".join([*(_live_table(batch, found, drafts) for batch, found in live.items()), tables(simulated)])
     write_text(root / "results.md", text + "\n")
+    draw_simulated(simulated, root / "simulated.png")
     if live:
-        _picture(live, drafts, root / "spin.png")
+        best = {batch: best_draft(found, drafts) for batch, found in live.items()}
+        draw_live(live, best, root / "spin.png")
     return text
 
 
@@ -59,18 +63,3 @@ def _live_table(batch: str, found: Mapping[str, Any], drafts: Sequence[str]) -> 
         cells = [f"{found['by_domain'][name][domain]:.1f}" for domain in domains]
         lines.append(f"| {name} | {statistics.median(own):.1f} | {' | '.join(over)} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _picture(live: Mapping[str, Any], drafts: Sequence[str], path: Path) -> None:
-    figure = Figure(figsize=(8, 4), dpi=120, layout="constrained")
-    axes = figure.subplots(1, len(live), squeeze=False)[0]
-    for axis, (batch, found) in zip(axes, live.items(), strict=True):
-        rates, best = found["tokens_per_s"], best_draft(found, drafts)
-        names = [name for name in rates if name != best]
-        means = [interval(ratios(rates, name, best)) for name in names]
-        spread = [[mean - low for mean, low, _ in means], [high - mean for mean, _, high in means]]
-        axis.errorbar([mean for mean, _, _ in means], range(len(names)), xerr=spread, fmt="o")
-        axis.set_yticks(range(len(names)), names)
-        axis.axvline(1.0, color="grey", linewidth=1)
-        axis.set_xlabel(f"tokens/s over those of {best}, batch {batch}")
-    write_png(path, figure)

@@ -2,7 +2,7 @@
 
 from distillspec.serving.simulation.clock import Simulation, SimulationResult
 from distillspec.serving.simulation.hardware import Hardware, derive_hardware
-from distillspec.serving.simulation.named import load_hardware, load_workload
+from distillspec.serving.simulation.named import hardware_figures, load_hardware, load_workload
 from distillspec.serving.simulation.policies import POLICY_NAMES, Policy, make_policy
 from distillspec.serving.simulation.workload import SimulatedRequest, make_workload, read_trace
 
@@ -14,6 +14,7 @@ __all__ = [
     "Simulation",
     "SimulationResult",
     "derive_hardware",
+    "hardware_figures",
     "load_hardware",
     "load_workload",
     "make_policy",

@@ -18,7 +18,12 @@ Schema = TypeVar("Schema")
 
 def load_hardware(name: str) -> Hardware:
     """Return the machine of a name. Raise ConfigError with the known names for another."""
-    return derive_hardware(_read("hardware", name, HardwareConfig, {}))
+    return derive_hardware(hardware_figures(name))
+
+
+def hardware_figures(name: str) -> HardwareConfig:
+    """Return the figures of a machine, as `load_hardware` derives it from."""
+    return _read("hardware", name, HardwareConfig, {})
 
 
 def load_workload(name: str, **changes: float | None) -> WorkloadConfig:

@@ -24,6 +24,7 @@ from distillspec.recipes.osd import __main__ as osd
 from distillspec.recipes.osd import live
 from distillspec.recipes.osd.side import Side, Turn
 from distillspec.recipes.spin import __main__ as spin
+from distillspec.recipes.spin.regret import Regret
 from distillspec.recipes.spin.simulated import Simulated
 from distillspec.recipes.trees import __main__ as trees
 from distillspec.recipes.trees import room
@@ -114,7 +115,8 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     files = ["--prompts", str(prompts), "--drafts", "one,two", "--output", "out", "--target", "tiny"]
     sizes = ["--batches", "2", "--rounds", "1", "--each", "2", "--tokens", "6", "--rows", "2"]
     monkeypatch.setattr(sys, "argv", ["spin", *files, *sizes])
-    few = {"machines": ("a100-7b-five",), "requests_a_row": 1, "long_requests": 4, "ablation_rows": 2}
+    few: dict[str, Any] = {"machines": ("a100-7b-five",), "requests_a_row": 1, "long_requests": 4, "ablation_rows": 2}
+    few |= {"full_rows": 4, "regret": Regret(answers=12, seeds=1)}
     monkeypatch.setattr(spin, "Simulated", partial(Simulated, **few))
     assert spin.main() == 0
     found = json.loads(Path("out/results.json").read_text())
@@ -125,8 +127,21 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     simulated = found["simulated"]["a100-7b-five"]
     assert {"none", "s68m", "goodput", "oracle"} <= set(simulated["2"]["tokens_per_s"])
     assert set(simulated["parts"]) == {"selection", "decomposition", "pipelining", "all"}
+    assert set(simulated["2"]["by_domain"]["goodput"]) <= {"chat", "code", "maths", "sql", "summaries"}
+    for curves in simulated["micro_batches"]["2"]:
+        assert 0 <= curves["2"]["target_idle"] < 1
+        assert curves["2"]["draft_idle"] <= curves["1"]["draft_idle"] + 0.5
+    memory = simulated["memory"]
+    assert memory["alone"]["cache_tokens"] > memory["goodput"]["cache_tokens"], "one draft leaves more room"
+    for trace in found["simulated"]["regret"][""].values():
+        assert trace["answers"][-1] == 12
+        assert set(trace["regret"]) == set(trace["fits"]) == {"lbss", "epsilon_greedy", "goodput"}
+        assert trace["oracle_s"] > 0
+    assert {"git_commit"} <= set(found["simulated"]["provenance"])
+    assert {"git_commit"} <= set(json.loads(Path("out/live.json").read_text())["provenance"])
     assert 0 <= found["simulated"]["trials"][""]["lost"] < 1
     assert Path("out/spin.png").stat().st_size > 1000
+    assert Path("out/simulated.png").stat().st_size > 1000
     assert "| drafts by |" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["spin", *files[:2], "--drafts", "nothing"])
     with pytest.raises(SystemExit):

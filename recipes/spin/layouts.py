@@ -1,0 +1,55 @@
+"""Curves of the simulated part: idle shares by the number of micro-batches, and the end of the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from distillspec.config.simulation import HardwareConfig
+from distillspec.recipes.spin.runs import rate, simulation
+from distillspec.serving.simulation import Hardware, SimulatedRequest, derive_hardware
+from distillspec.serving.simulation.figures import figures_of
+
+COUNTS = (1, 2, 3, 4, 6, 8)
+LENGTH = "fixed-4"  # lengths by no rule, so that nothing but the number of micro-batches differs
+TEXT = 160  # tokens of a row that the caches of all drafts have room for at the memory's end. Answers end at 256
+
+
+def micro_batches(machine: Hardware, asked: Sequence[SimulatedRequest], draft: str) -> dict[str, Any]:
+    """Return tokens a second, and the shares of the time in which draft and target wait, by micro-batches."""
+    found: dict[str, Any] = {"draft": draft}
+    for count in COUNTS:
+        own = figures_of("", None, simulation(replace(machine, micro_batches=count), asked, LENGTH, draft).run())
+        found[str(count)] = {
+            "tokens_per_s": own.tokens_per_s,
+            "draft_idle": own.draft_idle,
+            "target_idle": own.target_idle,
+        }
+    return found
+
+
+def memory_end(
+    config: HardwareConfig, asked: Sequence[SimulatedRequest], rows: int, policy: str, best: str
+) -> dict[str, Any]:
+    """Return what is left of goodput where the caches of all drafts leave no room for all rows.
+
+    The best single draft has the same memory for itself, and goodput is compared with it.
+    """
+    models = [config.target, *config.drafts.values()]
+    weights = sum(model.params * model.bytes_per_param for model in models)
+    room = max(config.max_len, rows * TEXT) * sum(model.kv_bytes for model in models)
+    small = replace(config, memory=(weights + room) / config.memory_share * 1.001, slots=rows)
+    alone = replace(small, drafts={best: config.drafts[best]})
+    found: dict[str, Any] = {"memory_bytes": small.memory, "best_draft": best}
+    for name, own, selection in (("goodput", small, "goodput"), ("alone", alone, best)):
+        machine = derive_hardware(own)
+        result = simulation(machine, asked, policy, selection).run()
+        figures = figures_of("", None, result)
+        found[name] = {
+            "tokens_per_s": rate(result),
+            "cache_tokens": machine.cache_tokens,
+            "rows": figures.mean_batch,
+            "preemptions": figures.preemptions,
+        }
+    return found

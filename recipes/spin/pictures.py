@@ -1,0 +1,58 @@
+"""Pictures of the study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from distillspec.files import write_png
+from distillspec.recipes.rates import interval, ratios
+from distillspec.recipes.spin.layouts import COUNTS
+from distillspec.recipes.spin.simulated import REGRET
+from distillspec.recipes.spin.tables import machines_of
+
+
+def draw_live(live: Mapping[str, Any], best: Mapping[str, str], path: Path) -> None:
+    """Draw the rates of all sides over that of the best single draft, `best` by batch."""
+    figure = Figure(figsize=(4 * len(live), 4), dpi=120, layout="constrained")
+    axes: Sequence[Axes] = figure.subplots(1, len(live), squeeze=False)[0]
+    for axis, (batch, found) in zip(axes, live.items(), strict=True):
+        rates, own = found["tokens_per_s"], best[batch]
+        names = [name for name in rates if name != own]
+        means = [interval(ratios(rates, name, own)) for name in names]
+        spread = [[mean - low for mean, low, _ in means], [high - mean for mean, _, high in means]]
+        axis.errorbar([mean for mean, _, _ in means], range(len(names)), xerr=spread, fmt="o")
+        axis.set_yticks(range(len(names)), names)
+        axis.axvline(1.0, color="grey", linewidth=1)
+        axis.set_xlabel(f"tokens/s over those of {own}, batch {batch}")
+    write_png(path, figure)
+
+
+def draw_simulated(found: Mapping[str, Any], path: Path) -> None:
+    """Draw regret on each trace, and the first machine's micro-batches with the dearest draft and the most rows."""
+    traces = found[REGRET][""]
+    figure = Figure(figsize=(4 * (len(traces) + 1), 3.6), dpi=110, layout="constrained")
+    axes: Sequence[Axes] = figure.subplots(1, len(traces) + 1, squeeze=False)[0]
+    for axis, (name, own) in zip(axes, traces.items(), strict=False):
+        for chosen, regret in own["regret"].items():
+            axis.plot(own["answers"], regret, label=chosen)
+        axis.set(title=name, xlabel="answers", ylabel="regret, answers of the oracle", xscale="log")
+        axis.legend(fontsize="small")
+    machine, curves = next(iter(machines_of(found).items()))
+    rows, drafts = list(curves["micro_batches"].items())[-1]
+    _idle(axes[-1], drafts[-1])
+    axes[-1].set_title(f"{machine}, {rows} rows, {drafts[-1]['draft']}")
+    write_png(path, figure)
+
+
+def _idle(axis: Axes, own: Mapping[str, Any]) -> None:
+    each, first = [own[str(count)] for count in COUNTS], own[str(COUNTS[0])]["tokens_per_s"]
+    axis.plot(COUNTS, [found["tokens_per_s"] / first for found in each], marker="o", label="tokens/s over one")
+    for idle, name in (("draft_idle", "draft idle"), ("target_idle", "target idle")):
+        axis.plot(COUNTS, [found[idle] for found in each], linestyle="--", marker=".", label=name)
+    axis.set(xlabel="micro-batches", ylim=(0, None))
+    axis.legend(fontsize="small")

@@ -1,0 +1,89 @@
+"""Regret of selections against an oracle over many answers, one at a time: on traces that stay, and on one that drifts.
+
+Regret is the time that a selection has taken more than the oracle, in answers of the oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from distillspec.config.simulation import WorkloadConfig
+from distillspec.recipes.spin.runs import simulation
+from distillspec.serving.simulation import Hardware, SimulatedRequest, load_hardware, load_workload, make_workload
+
+SELECTIONS = ("lbss", "epsilon_greedy", "goodput")
+ONE, FIVE, DRIFT = "one kind", "five kinds", "drift"
+KINDS = ("sql", "maths", "summaries")  # of the trace that drifts, one after another. The first is that of one kind
+POINTS = 40  # of a curve
+FITTED = 8  # answers before the first point that fits go by
+
+Floats = NDArray[numpy.float64]
+
+
+@dataclass(frozen=True)
+class Regret:
+    """Settings of the regret curves.
+
+    Attributes:
+        answers: of each trace.
+        seeds: of each selection, whose regrets are averaged.
+    """
+
+    answers: int = 450
+    seeds: int = 4
+    machine: str = "a100-7b-five"
+    workload: str = "five-domains"
+    policy: str = "goodput"
+
+    def run(self) -> dict[str, Any]:
+        """Return the curves of each trace: answers, and the regret of each selection after them, with its fits."""
+        load = load_workload(self.workload)
+        traces: Mapping[str, Callable[[], list[SimulatedRequest]]] = {
+            ONE: lambda: _of_kinds(load, KINDS[:1], self.answers),
+            FIVE: lambda: make_workload(replace(load, requests=self.answers), 1e6, 0),
+            DRIFT: lambda: _of_kinds(load, KINDS, self.answers),
+        }
+        return {name: self._curves(make()) for name, make in traces.items()}
+
+    def _curves(self, asked: Sequence[SimulatedRequest]) -> dict[str, Any]:
+        machine = replace(load_hardware(self.machine), slots=1)
+        best = self._ends(machine, asked, "oracle", 0)
+        at = numpy.unique(numpy.geomspace(1, len(asked), POINTS).round().astype(int))
+        found: dict[str, Any] = {"answers": at.tolist(), "oracle_s": float(best[-1]), "regret": {}, "fits": {}}
+        for name in SELECTIONS:
+            ends = numpy.mean([self._ends(machine, asked, name, seed) for seed in range(self.seeds)], axis=0)
+            regret = (ends - best)[at - 1] / (best[-1] / len(asked))
+            found["regret"][name] = regret.tolist()
+            found["fits"][name] = fits(at[at >= FITTED].astype(float), regret[at >= FITTED])
+        return found
+
+    def _ends(self, machine: Hardware, asked: Sequence[SimulatedRequest], selection: str, seed: int) -> Floats:
+        """Return the seconds `[answers]` at which each answer is finished."""
+        result = simulation(machine, asked, self.policy, selection, seed).run()
+        return numpy.array([stats.finished_s for stats in result.stats], dtype=float)
+
+
+def fits(at: Floats, regret: Floats) -> dict[str, dict[str, float]]:
+    """Return lines through regret over log2 n, and over n: their slopes, and the shares of variance they explain."""
+    found = {}
+    for name, x in (("log2", numpy.log2(at)), ("linear", at)):
+        slope, start = numpy.polyfit(x, regret, 1)
+        missed = float(((regret - start - slope * x) ** 2).sum())
+        whole = float(((regret - regret.mean()) ** 2).sum())
+        found[name] = {"slope": float(slope), "r2": 1 - missed / whole if whole else 0.0}
+    return found
+
+
+def _of_kinds(load: WorkloadConfig, kinds: Sequence[str], answers: int) -> list[SimulatedRequest]:
+    """Return answers of kinds one after another, which callers name alike."""
+    found = list[SimulatedRequest]()
+    for number, kind in enumerate(kinds):
+        count = answers * (number + 1) // len(kinds) - len(found)
+        own = replace(load, requests=count, alphas={kind: load.alphas[kind]})
+        found += make_workload(own, 1e6, number)
+    return [replace(own, id=f"r{place}", arrival_s=0.0, domain="text") for place, own in enumerate(found)]

@@ -1,0 +1,46 @@
+"""Simulated runs, and what is read from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distillspec.serving.simulation import (
+    Hardware,
+    SimulatedRequest,
+    Simulation,
+    SimulationResult,
+    make_policy,
+)
+
+PLAIN = "none"  # no speculation
+
+
+def simulation(
+    machine: Hardware, asked: Sequence[SimulatedRequest], policy: str, selection: str, seed: int = 0
+) -> Simulation:
+    """Return a simulation that has not run yet.
+
+    Args:
+        policy: lengths by this, if anything is drafted.
+        selection: a selection, a draft for every request, or `PLAIN`.
+        seed: of the selection.
+    """
+    name, chosen = (PLAIN, None) if selection == PLAIN else (policy, selection)
+    return Simulation(asked, make_policy(name, machine.latency, asked, selection=chosen, seed=seed), machine)
+
+
+def rate(result: SimulationResult) -> float:
+    """Return the tokens a second over the whole run."""
+    last = result.steps[-1]
+    return sum(request.output_tokens for request in result.requests) / (last.at_s + last.seconds)
+
+
+def by_domain(result: SimulationResult) -> dict[str, float]:
+    """Return the tokens a second of one row, while it answers requests of a domain."""
+    tokens, seconds = dict[str, int](), dict[str, float]()
+    for request, stats in zip(result.requests, result.stats, strict=True):
+        assert stats.finished_s is not None, "it is answered"
+        assert stats.admitted_s is not None
+        tokens[request.domain] = tokens.get(request.domain, 0) + request.output_tokens
+        seconds[request.domain] = seconds.get(request.domain, 0.0) + stats.finished_s - stats.admitted_s
+    return {domain: count / seconds[domain] for domain, count in sorted(tokens.items())}

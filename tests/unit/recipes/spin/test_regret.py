@@ -1,0 +1,27 @@
+"""Regret curves: fits of curves whose growth is known, and traces that stay or drift."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from distillspec.recipes.spin.regret import DRIFT, FIVE, ONE, Regret, fits
+
+
+def test_fits_tell_logarithmic_growth_from_linear() -> None:
+    at = numpy.arange(8.0, 400.0)
+    log, line = fits(at, 3 + 2 * numpy.log2(at)), fits(at, 1 + 0.25 * at)
+    assert log["log2"] == {"slope": pytest.approx(2.0), "r2": pytest.approx(1.0)}
+    assert log["linear"]["r2"] < 0.9
+    assert line["linear"] == {"slope": pytest.approx(0.25), "r2": pytest.approx(1.0)}
+    assert line["log2"]["r2"] < 0.9
+    assert fits(at, 0 * at)["log2"]["r2"] == 0.0
+
+
+def test_each_trace_has_a_curve_of_each_selection() -> None:
+    found = Regret(answers=9, seeds=1).run()
+    assert set(found) == {ONE, FIVE, DRIFT}
+    for own in found.values():
+        assert own["answers"] == sorted(set(own["answers"]))
+        assert own["answers"][-1] == 9
+        assert all(len(regret) == len(own["answers"]) for regret in own["regret"].values())
