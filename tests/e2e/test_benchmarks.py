@@ -180,3 +180,27 @@ def test_the_trees_benchmark_compares_named_shapes_on_several_files(
             assert own["best_shape"] in (own["tuned_chain"], own["best_tree"])
             goal, over = found["goals"]["best_shape"]["1"], own["trees_over_best_shape"]
             assert own["met"]["best_shape"] == (over["mean"] >= goal["mean"] and over["low"] >= goal["low"])
+
+
+def test_the_benchmark_of_changes_in_a_pool_counts_requests_and_switches(
+    load_words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load_target(TargetConfig(path="tiny"))
+    save_draft(initialise_draft(DraftConfig(layers=1), target), tmp_path / "other", target)
+    written: dict[str, Any] = {}
+    monkeypatch.setattr("common.write_result", written.__setitem__)
+    files = f"--target tiny --drafts {tmp_path / 'draft'},{tmp_path / 'other'} --prompts {tmp_path / 'chat.jsonl'}"
+    small = "--times 1 --before 2 --give-up 3 --probe 1 --tokens 90 --batch 2 --context 40 --rounds 2 --longest 256"
+    with pytest.raises(SystemExit) as end:
+        run("pool_changes.py", f"{files} {small}", monkeypatch)
+    found = written["pool_changes"]
+    assert end.value.code == (0 if all(found["met"].values()) else 1)
+    assert set(found["goals"]) == set(found["met"])
+    (once,) = found["times"]
+    for name in ("swap_requests", "collapse_requests"):
+        assert once[name] is None or 0 <= once[name] <= 3
+    assert sum(once["before"].values()) == sum(once["between"].values()) == 2
+    for side in ("fast", "at once"):
+        assert found["switches"][side]["steps"] > 0
+        assert found["switches"][side]["p99"] >= found["switches"][side]["p50"] > 0
+        assert found["switches"][side]["read_bytes"] > 0

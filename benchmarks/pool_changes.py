@@ -1,0 +1,218 @@
+"""How soon several drafts in one engine follow a change, and what a switch between them costs.
+
+    python benchmarks/pool_changes.py --prompts math.jsonl,sql.jsonl --drafts RUN_A/draft,RUN_B/draft
+
+The draft that writes more alone is the one that changes. It begins spoilt, by noise in its weights. After `--before`
+requests the sound one is swapped in, with no word of how good it is, and requests are counted until it is used. After
+as many more it proposes wrong tokens, and the engine is not told: requests are counted until it is left. That is done
+`--times` times, one request at a time. A change counts as followed where five answers in a row follow it.
+
+Then `--batch` answers to texts of `--context` tokens get another draft every 16 steps (`lbss`, which only explores),
+with reading ahead of switches and without, by turns: seconds of steps with a switch over those of a usual step, and the
+memory of what drafts have read. Writes `results/pool_changes.json`. The exit code is 1 if a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, cycle
+from typing import Any
+
+import numpy
+from collapse import spoil
+from common import Others, write_result
+from sides import generate, greedy, make_engine, rate_of, read_prompts
+
+from distillspec.commands.unseen import trained_prompts
+from distillspec.config import TargetConfig
+from distillspec.models import LanguageModel, load_target
+from distillspec.models.memory import token_bytes
+from distillspec.serving import Engine, Request
+from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.baselines.named import named_controller
+from distillspec.serving.draft_loading import draft_names, evaluated, load_draft, load_named
+from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.side_by_side import SideBySide
+from distillspec.serving.selection.named import compared_selection
+from distillspec.serving.selection.selecting import SelectingController
+
+GOALS = {"swap_requests": 200, "collapse_requests": 30, "switch_p99": 1.2}
+IN_A_ROW = 5  # answers
+LENGTHS = "fixed-3"  # of steps with switches: every row drafts
+EXPLORING = {"chunks": 10**6, "chunk": 16}
+
+Texts = Iterator[list[int]]
+
+
+def use(engine: Engine, selection: str, lengths: str = "goodput", **options: Any) -> SelectingController:
+    """Let a new selection choose among the engine's drafts, and a controller their lengths."""
+    inside = named_controller(lengths, engine.settings.speculation_length, engine.costs)
+    known, names = evaluated(engine.drafts), list(engine.drafts)
+    made = compared_selection(inside, selection, names, options, expected=known, costs=engine.costs)
+    engine.at_next_step(lambda: engine.use_controller(made))
+    return made
+
+
+def member(engine: Engine, name: str) -> DraftModel:
+    """Return what drafts under a name."""
+    assert isinstance(engine.proposer, SideBySide)
+    found = engine.proposer.proposers[name]
+    assert isinstance(found, DraftModel)
+    return found
+
+
+def collapse(engine: Engine, name: str) -> None:
+    """Let a draft propose wrong tokens from now on, in the same time."""
+    broken, ids = member(engine, name), engine.target.identity.vocab_size
+    propose = broken.propose
+
+    def wrong(requests: Sequence[ProposalRequest]) -> list[TokenTree]:
+        return [
+            TokenTree(
+                tuple([(token + 1) % ids for token in tree.tokens]),
+                tuple([group._replace(drawn_from=None) for group in tree.groups]),
+            )
+            for tree in propose(requests)
+        ]
+
+    broken.propose = wrong  # type: ignore[method-assign]
+
+
+def served_by(engine: Engine, chooses: SelectingController, text: Sequence[int], tokens: int) -> str | None:
+    """Answer a prompt. Return the draft that was chosen for most of its tokens."""
+    before = Counter(chooses.figures.tokens)
+    generate(engine, [text], greedy(tokens))
+    found = chooses.figures.tokens - before
+    return max(found, key=lambda name: found[name], default=None)
+
+
+def requests_until(holds: Callable[[], bool], most: int) -> int | None:
+    """Return the requests before `IN_A_ROW` of which it holds, None if that are more than `most`."""
+    row = 0
+    for number in count(1):
+        row = row + 1 if holds() else 0
+        if row == IN_A_ROW:
+            return number - IN_A_ROW
+        if number >= most + IN_A_ROW:
+            break
+    return None
+
+
+def follow(engine: Engine, name: str, sound: LanguageModel, bad: LanguageModel, texts: Texts, options: Any) -> Any:
+    """Return the requests until a swap to the sound draft is used, and until it is left after a collapse."""
+    engine.use_draft(bad, name=name)
+    chooses = use(engine, "goodput")
+
+    def best() -> str | None:
+        return served_by(engine, chooses, next(texts), options.tokens)
+
+    before = Counter(str(best()) for _ in range(options.before))
+    engine.use_draft(sound, name=name)
+    swap = requests_until(lambda: best() == name, options.give_up)
+    between = Counter(str(best()) for _ in range(options.before))
+    collapse(engine, name)
+    left = requests_until(lambda: best() != name, options.give_up)
+    return {"before": before, "swap_requests": swap, "between": between, "collapse_requests": left}
+
+
+def switch(engine: Engine, texts: Texts, options: argparse.Namespace) -> dict[str, Any]:
+    """Return seconds of steps with a switch over a usual step, and bytes of what drafts have read, by side."""
+    sides = {
+        name: use(engine, "lbss", LENGTHS, **EXPLORING, fast_switching=name == "fast") for name in ("fast", "at once")
+    }
+    most = dict.fromkeys(sides, 0)
+    for round_ in range(options.rounds):
+        asked = [_long(texts, options.context) for _ in range(options.batch)]
+        for name, chooses in sides.items():
+            engine.use_controller(chooses)
+            for place, text in enumerate(asked):
+                engine.submit(Request(f"{name}-{round_}-{place}", tuple(text), greedy(options.tokens)))
+            while engine.has_work:
+                engine.step()
+                most[name] = max(most[name], _read_bytes(engine))
+    return {name: {**_over_usual(chooses), "read_bytes": most[name]} for name, chooses in sides.items()}
+
+
+def _long(texts: Texts, tokens: int) -> list[int]:
+    """Return a text of so many tokens, of prompts one after another."""
+    found = list[int]()
+    while len(found) < tokens:
+        found += next(texts)
+    return found[-tokens:]
+
+
+def _read_bytes(engine: Engine) -> int:
+    """Return the bytes of the keys and values that drafts hold of running texts."""
+    found = 0
+    for name, draft in engine.drafts.items():
+        states = [member(engine, name).state(sequence.id) for sequence in engine.sequences.running]
+        found += sum(state.computed for state in states) * token_bytes([draft])
+    return found
+
+
+def _over_usual(chooses: SelectingController) -> dict[str, Any]:
+    switches, usual = list(chooses.figures.switch_s), list(chooses.figures.usual_s)
+    if not switches or not usual:
+        return {"steps": len(switches), "usual_ms": None, "p50": None, "p99": None}
+    typical = float(numpy.median(usual))
+    p50, p99 = numpy.quantile(switches, (0.5, 0.99)) / typical
+    return {"steps": len(switches), "usual_ms": 1e3 * typical, "p50": float(p50), "p99": float(p99)}
+
+
+def main() -> int:
+    options = read_options()
+    others, target = Others(), load_target(TargetConfig(path=options.target, dtype=options.dtype))
+    paths = options.drafts.split(",")
+    drafts = load_named(dict(zip(draft_names(paths), paths, strict=True)), target)
+    engine = make_engine(options, target, drafts, options.batch, controller="goodput", max_model_len=options.longest)
+    seen = frozenset[str]().union(*(trained_prompts(draft.lineage) for draft in drafts.values()))
+    files = [read_prompts(name, target, 400, without=seen) for name in options.prompts.split(",")]
+    texts = cycle([text for alike in zip(*files, strict=False) for text in alike])
+    rates = dict[str, float]()
+    for name in drafts:
+        use(engine, name)
+        rates[name] = rate_of(lambda: generate(engine, [next(texts) for _ in range(options.probe)], greedy()))
+    best = max(rates, key=lambda name: rates[name])
+    path = dict(zip(draft_names(paths), paths, strict=True))[best]
+    times = []
+    for number in range(options.times):
+        bad = load_draft(path, target)
+        spoil(bad, number)
+        times.append(follow(engine, best, load_draft(path, target), bad, texts, options))
+        print(times[-1], flush=True)
+    engine.use_draft(load_draft(path, target), name=best)
+    switches = switch(engine, texts, options)
+    found: dict[str, Any] = {name: [own[name] for own in times] for name in ("swap_requests", "collapse_requests")}
+    found["switch_p99"] = [switches["fast"]["p99"]]
+    met = {name: all(own is not None and own <= goal for own in found[name]) for name, goal in GOALS.items()}
+    setting = {name: getattr(options, name) for name in ("before", "batch", "context", "tokens", "rounds")}
+    result = {**setting, "alone": rates, "changes": best, "times": times, "switches": switches}
+    write_result("pool_changes", {**result, "goals": GOALS, "met": met, "others_cores": others.cores()})
+    return 0 if all(met.values()) else 1
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", required=True, help="JSONL files, A,B")
+    parser.add_argument("--drafts", required=True, help="draft folders, A,B")
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--before", type=int, default=100, help="requests before each change")
+    parser.add_argument("--give-up", type=int, default=300, help="requests after a change that is not followed")
+    parser.add_argument("--probe", type=int, default=12, help="answers of each draft alone")
+    parser.add_argument("--tokens", type=int, default=96, help="of an answer")
+    parser.add_argument("--batch", type=int, default=4, help="rows of the steps with switches")
+    parser.add_argument("--context", type=int, default=600, help="tokens of their prompts")
+    parser.add_argument("--rounds", type=int, default=6, help="of them")
+    parser.add_argument("--longest", type=int, default=1024, help="tokens of prompt and answer")
+    parser.add_argument("--compile", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
