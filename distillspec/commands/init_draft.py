@@ -12,6 +12,7 @@ from distillspec.commands.unseen import TRAINED
 from distillspec.commands.untrained import prepare_draft, target_texts
 from distillspec.config import InitDraftCommand
 from distillspec.models import LanguageModel, check_draft, load_target, save_draft
+from distillspec.models.checkpoint import SERVED
 from distillspec.types import Sample
 
 
@@ -23,7 +24,7 @@ def run(config: InitDraftCommand, folder: Path) -> None:
     check_draft(config.draft, target)
     open_run(folder, config)
     draft = prepare_draft(config.draft, target, lambda: read_texts(config, target, folder / "data"))
-    save_draft(draft, folder / "draft", target)
+    save_draft(draft, folder / "draft", target, dtype=SERVED)
     parameters = sum(p.numel() for p in draft.model.parameters())
     print(
         f"untrained draft: {parameters / 1e6:.1f} M parameters, {len(draft.layers)} layers, {draft.width} output tokens"

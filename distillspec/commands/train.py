@@ -43,6 +43,7 @@ from distillspec.evaluation import TargetStates, cut_share
 from distillspec.files import read_object, write_json
 from distillspec.losses import LossMix
 from distillspec.models import LanguageModel, check_draft, load_draft, load_target, save_draft
+from distillspec.models.checkpoint import SERVED
 from distillspec.models.memory import moved_off_device
 from distillspec.models.target_copy import TargetCopy
 from distillspec.progress import progress
@@ -102,7 +103,8 @@ def run(config: TrainCommand, folder: Path) -> None:
     best = load_draft(folder / "best", target)
     with progress("measuring the trained draft"):
         after = evaluator.whole(best)
-    save_draft(best, folder / "draft", target, {"training": result.best, "evaluation": after.to_json()})
+    figures = {"training": result.best, "evaluation": after.to_json()}
+    save_draft(best, folder / "draft", target, figures, dtype=SERVED)
     last = last_values(folder)
     problem = nothing_learned(config, before["alpha"]["mean"], after.alpha.mean, last, result.progress.tokens)
     apart = evaluator.selection_prompts if len(held_out) > 1 else None

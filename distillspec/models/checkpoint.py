@@ -27,6 +27,7 @@ from distillspec.types import ModelIdentity
 log = logging.getLogger(__name__)
 
 METADATA = "distillspec.json"
+SERVED = torch.bfloat16  # precision of weights in the folders of drafts to serve
 KEPT_IDS = "d2t.json"  # not safetensors: other engines load every such file of a folder as weights
 FORMAT_VERSION = 2  # 1: plain drafts were whole Hugging Face folders
 
@@ -40,12 +41,20 @@ class TargetRecord:
 
 
 def save_draft(
-    draft: LanguageModel, folder: Path, target: LanguageModel | TargetRecord, extra: dict[str, Any] | None = None
+    draft: LanguageModel,
+    folder: Path,
+    target: LanguageModel | TargetRecord,
+    extra: dict[str, Any] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """Write what is the draft's own, in the precision it has. The folder is complete before it is visible.
+    """Write what is the draft's own. The folder is complete before it is visible.
 
     Input embeddings that are the target's are left out (a `TargetRecord` has none to compare: all are written). A
     truncated head has its kept rows only: `d2t.json` gives their ids. `distill export` writes whole folders.
+
+    Args:
+        dtype: that wider weights are rounded to, `SERVED` for drafts to serve. None keeps every bit.
     """
     reading = reading_record(draft)
     own = not isinstance(target, LanguageModel) or not reads_targets_embeddings(draft, target)
@@ -64,7 +73,7 @@ def save_draft(
     def write(temporary: Path) -> None:
         if draft.kept_ids is not None:
             (temporary / KEPT_IDS).write_text(json.dumps({"d2t": draft.kept_ids.tolist()}) + "\n")
-        write_weights(draft, temporary, embeddings=own)
+        write_weights(draft, temporary, embeddings=own, dtype=dtype)
         if draft.stop is not None:
             write_stop_head(draft.stop, temporary)
         if draft.tokenizer is not None:

@@ -57,9 +57,9 @@ def reads_targets_embeddings(draft: LanguageModel, target: LanguageModel) -> boo
     return bool(torch.equal(own.weight, theirs.weight.to(own.weight)))
 
 
-def write_weights(draft: LanguageModel, folder: Path, embeddings: bool) -> None:
-    """Write configuration and weights, in the precision that the draft has, the input embeddings only if asked for."""
-    parameters = own_parameters(draft, embeddings)
+def write_weights(draft: LanguageModel, folder: Path, embeddings: bool, dtype: torch.dtype | None = None) -> None:
+    """Write configuration and weights, the input embeddings only if asked for. Wider weights are rounded to `dtype`."""
+    parameters = {name: _rounded(value, dtype) for name, value in own_parameters(draft, embeddings).items()}
     named = {name for name, _ in draft.model.named_parameters(remove_duplicate=False)}
     buffers = {name: value for name, value in draft.model.state_dict().items() if name not in named}
     own = {name: value.detach().cpu().contiguous() for name, value in (parameters | buffers).items()}
@@ -67,6 +67,10 @@ def write_weights(draft: LanguageModel, folder: Path, embeddings: bool) -> None:
     draft.model.config.save_pretrained(folder)
     if draft.model.generation_config is not None:
         draft.model.generation_config.save_pretrained(folder)
+
+
+def _rounded(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return weight if dtype is None or weight.dtype.itemsize <= dtype.itemsize else weight.to(dtype)
 
 
 def own_parameters(draft: LanguageModel, embeddings: bool) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 from distillspec.config import TrainCommand
 from distillspec.errors import Interrupted, RunError
 from distillspec.models import LanguageModel, save_draft
-from distillspec.models.checkpoint import METADATA
+from distillspec.models.checkpoint import METADATA, SERVED
 from distillspec.models.target_copy import TargetCopy, save_target
 from distillspec.sampling import NonFiniteLogits
 from distillspec.training.checkpoint import Checkpoint, Generators, load_newest, save_checkpoint
@@ -238,7 +238,7 @@ class Trainer:
         if self.copy is not None:
             (self._best / METADATA).unlink(missing_ok=True)  # a kill from here on leaves no pair of two steps
             save_target(target, self.folder / TARGET)
-        save_draft(draft, self._best, target, {"training": best})
+        save_draft(draft, self._best, target, {"training": best}, dtype=SERVED)
         return best
 
     def save(self) -> None:

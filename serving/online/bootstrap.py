@@ -10,7 +10,7 @@ from pathlib import Path
 
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, save_draft
-from distillspec.models.checkpoint import check_target
+from distillspec.models.checkpoint import SERVED, check_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving.online.log.records import LogKey
 from distillspec.serving.online.log.redaction import Redaction
@@ -166,7 +166,7 @@ def _nothing_intact(settings: OnlineSettings, serving: Version) -> NothingIntact
 def _add_and_promote(
     registry: VersionRegistry, draft: LanguageModel, given: str | Path | None, target: LanguageModel
 ) -> Version:
-    version = registry.add(lambda folder: save_draft(draft, folder, target))
+    version = registry.add(lambda folder: save_draft(draft, folder, target, dtype=SERVED))
     return registry.promote(version.name, f"given by hand: {Path(str(given)).name}")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from distillspec.errors import RunError
 from distillspec.models import LanguageModel, save_draft
+from distillspec.models.checkpoint import SERVED
 from distillspec.serving.online.judging.question import candidate_question
 from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.records import LogEntry
@@ -239,7 +240,7 @@ class OnlineTrainer:
         draft.model.to("cpu")
 
         def write(folder: Any) -> None:
-            save_draft(draft, folder, self._drafts.made_for(), {"online": trained})
+            save_draft(draft, folder, self._drafts.made_for(), {"online": trained}, dtype=SERVED)
             self._stage("registering")
 
         requests = min(numbers), max(numbers)

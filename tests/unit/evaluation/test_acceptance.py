@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ from distillspec.evaluation import evaluate
 from distillspec.evaluation.acceptance import deployed
 from distillspec.evaluation.measured import DECODERS
 from distillspec.evaluation.positions import measure_positions
-from distillspec.models import LanguageModel, load_target
+from distillspec.models import LanguageModel, load_draft, load_target, save_draft
+from distillspec.models.checkpoint import SERVED
 from distillspec.types import Sample, SamplingPolicy
 
 from ..models.state_drafts import state_draft
@@ -143,6 +146,21 @@ def test_a_float32_draft_is_judged_in_the_targets_format(draft: LanguageModel, s
         assert all(buffer.dtype == torch.float32 for buffer in judged.model.buffers())
     assert draft.dtype == torch.float32
     assert 0 < evaluate(draft, target, samples[:2], POLICY, QUICK).alpha.mean < 1
+
+
+def test_16_bits_a_weight_hardly_move_acceptance(
+    draft: LanguageModel, target: LanguageModel, samples: list[Sample], tmp_path: Path
+) -> None:
+    """Logits are sums of products with weights that are off by at most 2^-9 each, so α moves by about as much."""
+    changed = replace(draft, model=copy.deepcopy(draft.model))
+    with torch.no_grad():
+        for parameter in changed.model.parameters():  # as training leaves them: no weight is a bfloat16 number
+            parameter *= 1 + 0.01 * torch.rand(parameter.shape, generator=torch.Generator().manual_seed(1))
+    save_draft(changed, tmp_path / "draft", target, dtype=SERVED)
+    trained = evaluate(changed, target, samples, POLICY, QUICK).alpha.mean
+    served = evaluate(load_draft(tmp_path / "draft", target), target, samples, POLICY, QUICK).alpha.mean
+    assert served != trained
+    assert served == pytest.approx(trained, rel=2**-8)
 
 
 def test_nothing_to_judge_is_refused(draft: LanguageModel, target: LanguageModel) -> None:

@@ -18,7 +18,7 @@ from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
 from distillspec.files import sha256_of
 from distillspec.models import LanguageModel, initialise_draft, load_draft, read_metadata, save_draft
-from distillspec.models.checkpoint import METADATA, TargetRecord
+from distillspec.models.checkpoint import METADATA, SERVED, TargetRecord
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model
 from distillspec.models.tokenizers import tokenizer_size
@@ -189,6 +189,27 @@ def test_a_folder_holds_what_is_the_drafts_own(
     assert read_metadata(tmp_path / "draft")["embeddings"] == "target"
     again = load_draft(tmp_path / "draft", target, dtype=dtype).model.state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_draft_to_serve_has_16_bits_a_weight(target: LanguageModel, truncated: LanguageModel, tmp_path: Path) -> None:
+    save_draft(truncated, tmp_path / "exact", target)
+    save_draft(truncated, tmp_path / "served", target, dtype=SERVED)
+    exact, stored = (load_file(tmp_path / name / "model.safetensors") for name in ("exact", "served"))
+    assert {tensor.dtype for tensor in stored.values()} == {SERVED}
+    assert all(torch.equal(stored[name], weight.to(SERVED)) for name, weight in exact.items())
+    again = load_draft(tmp_path / "served", target)  # in float32, as on machines that have no bfloat16
+    read = again.model.state_dict()
+    assert all(torch.equal(read[name], weight.float()) for name, weight in stored.items())
+    assert again.identity == load_draft(tmp_path / "exact", target).identity
+    save_draft(again, tmp_path / "again", target, dtype=SERVED)
+    assert sha256_of(tmp_path / "again" / "model.safetensors") == sha256_of(tmp_path / "served" / "model.safetensors")
+
+
+def test_narrow_weights_are_stored_as_they_are(target: LanguageModel, truncated: LanguageModel, tmp_path: Path) -> None:
+    model = copy.deepcopy(truncated.model).half()
+    save_draft(replace(truncated, model=model), tmp_path / "draft", target, dtype=SERVED)
+    stored = load_file(tmp_path / "draft" / "model.safetensors")
+    assert torch.equal(stored["lm_head.weight"], model.get_output_embeddings().weight)
 
 
 def test_it_is_read_with_the_target_it_was_made_for(

@@ -38,6 +38,9 @@ def test_an_update_leaves_a_candidate_that_says_where_it_comes_from(
     assert (version.status, version.parent) == ("candidate", first.name)
     assert (version.first_request, version.last_request) == (1, 6)
     assert version.metrics["steps"] > 0
+    assert {weight.dtype for weight in load_file(version.path / "model.safetensors").values()} == {torch.bfloat16}
+    memory = torch.load(settings.layout.memory, weights_only=True)
+    assert {weight.dtype for weight in memory["weights"].values()} == {torch.float32}
     assert registry.current() == first
     state = TrainerState.read(settings.layout.state)
     assert (state.cursor, state.updates, state.working) == (6, 1, version.name)
