@@ -32,6 +32,7 @@ from distillspec.commands.suitability import (
     refreshes_kept,
     warn_of_noise,
 )
+from distillspec.commands.training_record import with_policy
 from distillspec.commands.training_report import TrainingReport
 from distillspec.commands.unseen import known_before, with_trained_prompts
 from distillspec.commands.untrained import prepare_draft, texts_of_run
@@ -164,7 +165,7 @@ def train(
     """Train from `folder/initial`, or from a checkpoint, and write the best draft to `folder/best`."""
     evaluator = evaluator or HeldOutEvaluator(config, held_out, TargetStates(target, data.states))
     used = [*(p.token_ids for p in data.read_prompts().train), *(sample.prompt_ids for sample in evaluator.choosing)]
-    draft = with_trained_prompts(load_draft(folder / "initial", target), used)
+    draft = with_policy(with_trained_prompts(load_draft(folder / "initial", target), used), config, data)
     accelerator = make_accelerator(config, draft.head.weight.shape[1])
     choose_trainable(draft, config.draft.train_embeddings)
     copy = TargetCopy(target, str(folder / TARGET)) if config.draft.train_target else None

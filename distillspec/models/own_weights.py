@@ -36,6 +36,7 @@ def reading_record(draft: LanguageModel) -> dict[str, Any] | None:
         "state_ids": list(states.state_ids),
         "convention": CONVENTION,
         "target_width": states.target_width,
+        **({} if states.precision is None else {"precision": states.precision}),
         **({} if states.scale is None else {"scaled": True}),
         **(_block_record(states) if isinstance(states, BlockInput) else {}),
     }
@@ -99,8 +100,10 @@ def read_weights(
     state = load_file(folder / WEIGHTS)
     with torch.random.fork_rng(devices=[]):  # weights are random until they are loaded
         model = _bare(AutoConfig.from_pretrained(folder), reading)
-        if reading is not None and reading.get("scaled"):
-            model.state_input.scale = state["state_input.scale"]
+        if reading is not None:
+            model.state_input.precision = reading.get("precision")
+            if reading.get("scaled"):
+                model.state_input.scale = state["state_input.scale"]
         _fit_head(model, state)
     if target is not None and (not own or (reading is not None and reading["way"] != ADDED)):
         share_embeddings(model, target, dtype)

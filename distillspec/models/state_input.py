@@ -32,9 +32,11 @@ class StateInput(nn.Module):
     Attributes:
         state_ids: states of the target, numbered as in `FeatureTap`.
         scale: `[len(state_ids) · D]` what the target's states are multiplied by first, None for nothing.
+        precision: of the states that it learnt from, `bf16`, `fp8` or `float32`. None before training.
     """
 
     scale: Tensor | None
+    precision: str | None = None
 
     def __init__(self, way: str, state_ids: Sequence[int], target_width: int, width: int) -> None:
         super().__init__()

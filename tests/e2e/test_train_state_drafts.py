@@ -88,6 +88,9 @@ def test_states_are_recorded_with_the_text_that_is_written_for_it(distill: Any, 
     assert "100% recorded with the text" in trained.out
     shards = [load_file(path) for path in (tmp_path / "run" / "data").rglob("shard-*.safetensors")]
     assert {shard["features"].dtype for shard in shards if "features" in shard} == {torch.float8_e4m3fn}
+    record = read_metadata(tmp_path / "run" / "draft")
+    assert record["reads"]["precision"] == "fp8"
+    assert record["lineage"]["policy"]["source"] == "teacher"
     other = distill("train", *FAST, *KINDS["eagle"], "draft.feature_ids=[2,3]", "data.cache=run", "hydra.run.dir=other")
     assert other.code == 0, other.err
     assert "kept in memory" in other.out

@@ -48,6 +48,18 @@ def test_a_saved_draft_comes_back_without_the_targets_embeddings(
     assert "after i layers" in reads["convention"]
 
 
+@pytest.mark.parametrize("precision", [None, "fp8"])
+def test_the_precision_of_the_states_is_recorded(target: LanguageModel, tmp_path: Path, precision: str | None) -> None:
+    draft = state_draft("features", target)
+    assert draft.state_input is not None
+    draft.state_input.precision = precision
+    save_draft(draft, tmp_path / "draft", target)
+    assert read_metadata(tmp_path / "draft")["reads"].get("precision") == precision
+    again = load_draft(tmp_path / "draft", target).state_input
+    assert again is not None
+    assert again.precision == precision
+
+
 def test_in_bfloat16_rotary_frequencies_stay_in_float32(target: LanguageModel, tmp_path: Path) -> None:
     save_draft(state_draft("eagle", target), tmp_path / "draft", target)
     loaded = load_draft(tmp_path / "draft", target, dtype=torch.bfloat16)
