@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from distillspec.models import read_metadata
+from distillspec.training.checkpoint import load_newest
 
 from .test_train_runs import FAST, steps, summary
 
@@ -18,6 +19,7 @@ KINDS = {
     "eagle": ("draft=eagle", "draft.layers=null", "draft.vocabulary=100", "train.unroll_from=0"),
     "features": ("draft=pruned", "draft.features=true", "train.unroll_from=0"),
     "block": ("draft=block", "draft.positions=3", "draft.layers=null"),
+    "medusa": ("draft=medusa", "draft.positions=3", "draft.layers=null"),
     "hydra": ("draft=medusa", "draft.sequential=true", "draft.positions=3", "draft.layers=null"),
 }
 # Nothing depends on how long the whole run is.
@@ -38,6 +40,8 @@ def test_a_resumed_run_ends_bit_for_bit_the_same(distill: Any, tmp_path: Path, w
     assert resumed.code == 0, resumed.err
     ours, theirs = (tmp_path / run / "draft" / "model.safetensors" for run in ("run", "whole"))
     assert ours.read_bytes() == theirs.read_bytes()
+    ends = [load_newest(tmp_path / run / "checkpoints")[0].strategy["model"] for run in ("run", "whole")]
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())  # in float32
     logged = steps(tmp_path / "run")
     assert len(logged) == 6
     assert all(0 < line[name] < 1 for line in logged for name in ("train/alpha", "train/alpha_2", "train/alpha_3"))

@@ -36,9 +36,10 @@ SHARDED = ("fsdp", "deepspeed_zero3")
 READS = {
     "eagle": ("draft=eagle", "draft.layers=null"),  # one: its keys are computed alone
     "block": ("draft=block", "draft.layers=null"),
+    "features": ("draft=pruned", "draft.features=true"),
     "hydra": ("draft=medusa", "draft.sequential=true"),
 }
-READERS = {"eagle": "fsdp", "block": "fsdp", "hydra": "deepspeed_zero3"}
+READERS = {"eagle": "fsdp", "block": "fsdp", "features": "fsdp", "hydra": "deepspeed_zero3"}
 HALF = STEPS // 2
 LOGGED = ("train/loss", "train/alpha", "train/outside", "train/grad_norm", "train/lr", "train/bad_steps", "tokens")
 
@@ -115,7 +116,8 @@ def test_several_processes_learn_what_one_learns(launched: Callable[[str], Launc
     assert_same_state(run, alone)
     best = load_draft(run.folder / "best", run.target)
     ours, theirs = best.model.state_dict(), load_draft(alone.folder / "best", run.target).model.state_dict()
-    assert all(torch.allclose(value, theirs[name], atol=1e-4) for name, value in ours.items())
+    # Their folders have 16 bits a weight: numbers that are alike may round to neighbours.
+    assert all(torch.allclose(value, theirs[name], atol=1e-4, rtol=2**-7) for name, value in ours.items())
     assert_really_spread(run.rank_records(), kind)
 
 

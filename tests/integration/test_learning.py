@@ -23,7 +23,7 @@ from distillspec.types import Sample, StateRequest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STEPS = ("train.max_steps=12", "train.eval_every=12")
-READERS = ("eagle", "features", "block", "medusa")  # of the target's states
+READERS = ("eagle", "features", "block", "medusa", "hydra")  # of the target's states
 
 
 @pytest.fixture(scope="module")

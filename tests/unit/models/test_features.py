@@ -9,9 +9,11 @@ import torch
 
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
-from distillspec.models.features import FeatureTap, check_feature_ids, feature_bytes_per_token
+from distillspec.models.features import FeatureTap, check_feature_ids, default_state_ids, feature_bytes_per_token
 from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
+from distillspec.models.target import wrap
+from distillspec.models.tiny import tiny_model
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 
 FAMILIES = ["llama", "gemma3_text", "qwen3", "mistral"]
@@ -31,6 +33,16 @@ def own_states(model: LanguageModel, ids: list[int], tokens: list[int]) -> torch
 def hooks(model: LanguageModel) -> int:
     """Count the hooks of torch on the layers."""
     return sum(len(layer._forward_hooks) + len(layer._forward_pre_hooks) for layer in model.layers)
+
+
+@pytest.mark.parametrize(
+    ("layers", "ids"),
+    [(1, (0,)), (2, (1,)), (3, (1, 2)), (4, (2, 3)), (5, (2, 4)), (6, (2, 3, 5)), (7, (2, 3, 6))],
+)
+def test_a_target_of_few_layers_has_each_default_state_once(layers: int, ids: tuple[int, ...]) -> None:
+    model = wrap(tiny_model(64, layers=layers), None, "tiny")
+    assert default_state_ids(model) == ids
+    check_feature_ids(model, ids)
 
 
 @pytest.mark.numerics

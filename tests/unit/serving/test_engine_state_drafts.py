@@ -50,18 +50,19 @@ def watched(engine: Engine) -> Watched:
 
 @pytest.mark.numerics
 @pytest.mark.parametrize(
-    ("kind", "circumstance"),
+    ("kind", "circumstance", "family"),
     [
-        *product(("eagle", "features"), ("room", "preempted", "recorded", "confident")),
-        ("two layers of eagle", "preempted"),
-        *product(("medusa", "hydra", "block"), ("preempted", "recorded", "confident")),
-        ("confident block", "recorded"),
+        *product(("eagle", "features"), ("room", "preempted", "recorded", "confident"), ("llama",)),
+        ("two layers of eagle", "preempted", "llama"),
+        *product(("medusa", "hydra", "block"), ("preempted", "recorded", "confident"), ("llama",)),
+        ("confident block", "recorded", "llama"),
+        *product(("eagle", "features", "hydra", "block"), ("preempted",), ("gemma3_text", "qwen3", "mistral")),
     ],
 )
 def test_drafted_tokens_are_the_drafts_own_recursion(
-    random_model: Callable[..., LanguageModel], kind: str, circumstance: str
+    random_model: Callable[..., LanguageModel], kind: str, circumstance: str, family: str
 ) -> None:
-    target = random_model("llama", torch.float64)
+    target = random_model(family, torch.float64)
     kept_ids = torch.arange(0, 250, 2)
     draft = state_draft(kind, target, kept_ids, noise=NOISE)
     settings = EngineSettings(

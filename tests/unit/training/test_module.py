@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from distillspec.config import LossConfig, TrainConfig
+from distillspec.config import EvaluationConfig, LossConfig, TrainConfig
+from distillspec.data.collect import score
+from distillspec.evaluation import evaluate
 from distillspec.models import LanguageModel
+from distillspec.signals import SignalRequest
 from distillspec.training.chains import Unrolling
 from distillspec.training.feed import SampleFeed
 from distillspec.training.module import DistillModule, teacher_view
+from distillspec.training.optimizer import choose_trainable
 from distillspec.training.state_store import StateStore
-from distillspec.types import Sample
+from distillspec.types import Sample, SamplingPolicy
 
 from ..models.state_drafts import state_draft
 
@@ -102,6 +108,31 @@ def test_a_loss_of_nan_reaches_every_parameter_that_learns(
     assert value.isnan()
     value.backward()
     assert {name for name, own in draft.model.named_parameters() if own.grad is not None} >= learns
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_alpha_of_training_is_what_the_evaluator_measures_on_the_same_text(
+    target: LanguageModel, samples: list[Sample], recorded: bool
+) -> None:
+    """Tail draws of its own judge what was learnt: the draft fits those that it learnt from."""
+    draft = state_draft("eagle", target)
+    choose_trainable(draft, train_embeddings=False)
+    module = DistillModule(draft, LossConfig(name="fkl"), Unrolling(3, 1.0))
+    bare = [replace(sample, signal=None) for sample in samples]
+    texts, others = (score(bare, target, SignalRequest("topk", 64, 4), seed) if recorded else bare for seed in range(2))
+    optimizer = torch.optim.Adam([own for own in draft.model.parameters() if own.requires_grad], lr=2e-3)
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss_of(module, texts, target)[0].backward()
+        optimizer.step()
+    with torch.no_grad():
+        _, metrics = loss_of(module, others, target)
+    trained = [float(metrics[name] / metrics["weight"]) for name in ("alpha", "alpha_2", "alpha_3")]
+    config = EvaluationConfig(max_gamma=3, bootstrap_samples=500, measure_cost=False)
+    measured = evaluate(draft, target, bare, SamplingPolicy(), config).alpha_by_position
+    for own, theirs in zip(trained, measured, strict=True):
+        assert theirs.low <= own <= theirs.high
+    assert measured[0].mean > 0.3
 
 
 @pytest.mark.parametrize(("kind", "alone"), [("eagle", True), ("block", False), ("medusa", False)])
