@@ -17,6 +17,8 @@ from distillspec.serving import Engine, EngineSettings, Request, RequestOutput, 
 from distillspec.serving.base.requests import CompletionOutput
 from distillspec.serving.decoding.sampling import TokenSampler
 
+from ..models.state_drafts import state_draft
+
 STOPS = ("a", "e", "ab", "\ufffd", " ", "\x05", "é")
 
 
@@ -127,9 +129,10 @@ def test_any_mix_of_params(
     wanted, _ = run(alone, requests)
     alone.close()
     settings = any_settings(chance, longest)
-    drafts = [draft, truncated_draft, initialise_draft(DraftConfig(layers=1), target)]
+    reader = state_draft(("eagle", "features", "hydra", "block")[seed % 4], target, noise=0.02)
+    drafts = [draft, truncated_draft, initialise_draft(DraftConfig(layers=1), target), reader]
     sampler = TokenSampler(vocab, target.device, look=chance.random() < 0.5)
-    engine = Engine(target, chance.choice(drafts), settings, sampler=sampler)
+    engine = Engine(target, reader if seed % 2 else chance.choice(drafts), settings, sampler=sampler)
     found, aborted = run(engine, requests, chance, drafts if settings.proposer != "prompt_lookup" else ())
     engine.close()
     for name, output in found.items():

@@ -87,9 +87,17 @@ def test_answers_to_one_prompt_read_it_once(
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=0.9, seed=3, max_tokens=8, ignore_eos=True)])
 @pytest.mark.parametrize("copied", [False, True], ids=["taken over", "copied"])
+@pytest.mark.parametrize("kind", ["tokens", "eagle"])
 def test_a_draft_reads_only_what_its_own_slot_lacks(
-    draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, params: SamplingParams, copied: bool
+    target: LanguageModel,
+    draft: LanguageModel,
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    params: SamplingParams,
+    copied: bool,
+    kind: str,
 ) -> None:
+    draft = draft if kind == "tokens" else state_draft("eagle", target, noise=0.02)
     asked = [*HEAD, *((9, 10, 11) if copied else ()), 12]
     fresh = make_engine(draft, speculation_length=2, prefix_reuse=False)
     (wanted,) = fresh.generate([asked], params)

@@ -114,6 +114,8 @@ def penalised(logits: Tensor, texts: Tensor, params: SamplingParams) -> Tensor:
         ("truncated", "plain"),  # the others side by side below
         ("confident", "plain"),  # a block that is cut before it is verified
         *product(["long"], ["plain", "penalised"]),  # chains that are verified as a whole
+        *product(["eagle", "hydra"], ["plain", "penalised"]),
+        *product(["features", "medusa"], ["plain"]),
     ],
 )
 def test_every_emitted_position_follows_the_target(
@@ -124,8 +126,9 @@ def test_every_emitted_position_follows_the_target(
     kind: str,
     policy: str,
 ) -> None:
-    confident = state_draft("confident block", target, noise=0.3)
-    chosen = {"draft": draft, "truncated": truncated_draft, "confident": confident, "long": truncated_draft}.get(kind)
+    readers = {"confident": "confident block"} | {name: name for name in ("eagle", "features", "medusa", "hydra")}
+    chosen = {"draft": draft, "truncated": truncated_draft, "long": truncated_draft}.get(kind)
+    chosen = state_draft(readers[kind], target, noise=0.3) if kind in readers else chosen
     proposer = {"lookup": "prompt_lookup", "none": "none"}.get(kind, "draft_model")
     settings = (
         {"proposer_options": {"shortest": 1}} if kind == "lookup" else {"draft_confidence": 0.5 * (kind == "confident")}
