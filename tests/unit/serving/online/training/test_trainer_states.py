@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from distillspec.config import DraftConfig
 from distillspec.evaluation import states as evaluated
 from distillspec.models import LanguageModel, initialise_draft, save_draft
+from distillspec.models.checkpoint import SERVED
 from distillspec.models.features import pass_with_states, read_states
 from distillspec.serving.online.judging.question import candidate_question
 from distillspec.serving.online.log.records import LoggedAnswer, LogKey
@@ -24,6 +25,7 @@ from distillspec.serving.online.training.trainer import OnlineTrainer
 from distillspec.training import state_store
 from distillspec.types import StateRequest
 
+from ....models.state_drafts import KINDS
 from ..conftest import Answer
 from .conftest import changed
 
@@ -100,6 +102,22 @@ def test_logged_states_spare_every_pass_of_the_target(
     for number, score in logged[1].items():
         assert score.alpha == pytest.approx(read_again[1][number].alpha, abs=0.02 * score.positions)
         assert score.positions == read_again[1][number].positions > 0
+
+
+@pytest.mark.parametrize("kind", ["features", "block", "confident block", "medusa", "hydra"])
+def test_every_kind_learns_and_is_judged(
+    settings: OnlineSettings, answer: Answer, target: LanguageModel, tmp_path: Path, kind: str
+) -> None:
+    draft = initialise_draft(KINDS[kind], target)
+    save_draft(draft, tmp_path / "before", target, dtype=SERVED)
+    before = load_file(tmp_path / "before" / "model.safetensors")
+    learnt_weights, scores = learnt(settings, tmp_path / "online", draft, target, [answer(f"r{i}") for i in range(10)])
+    assert learnt_weights.keys() == before.keys()
+    moved = {name for name, weight in learnt_weights.items() if not torch.equal(weight, before[name])}
+    assert "lm_head.weight" in moved
+    assert (kind == "medusa") != any("state_input" in name for name in moved), "Medusa reads the state itself"
+    assert len(scores) > 0
+    assert all(0 < score.alpha < 1.01 * score.positions for score in scores.values())  # logged in 16 bits
 
 
 def test_states_of_other_ids_are_read_again(
