@@ -215,9 +215,7 @@ def _make_module(config: TrainCommand, draft: LanguageModel, copy: TargetCopy | 
     """Return the module of the draft and its loss, with the target's `copy` if it trains too."""
     if copy is not None:
         return JointModule(draft, copy.trained, config.loss, config.train)
-    settings = config.train
-    unrolling = Unrolling(settings.unroll, settings.unroll_decay, settings.unroll_from)
-    return DistillModule(draft, config.loss, unrolling)
+    return DistillModule(draft, config.loss, Unrolling.of(config.train))
 
 
 def _make_feed(

@@ -48,6 +48,11 @@ class TrainCommand:
             self.data.generator == "slots" or self.launcher.kind == "local",
             f"data.generator={self.data.generator} samples in one process; use launcher=local or data.generator=slots",
         )
+        weights, positions = self.train.unroll_weights, self.draft.trained_positions(self.train.unroll)
+        require(
+            weights is None or positions is None or len(weights) == positions,
+            f"train.unroll_weights={weights} must be {positions} numbers, one for each drafted position that trains",
+        )
         if self.draft.train_target:
             require(
                 self.launcher.kind == "local",

@@ -49,6 +49,11 @@ class DraftConfig:
         reads = find("draft.kind", self.kind, DRAFT_KINDS).reads
         return self.features or ("feature_ids" in reads and "features" not in reads)
 
+    def trained_positions(self, unroll: int) -> int | None:
+        """Return how many drafted positions a new draft trains: its own, or `unroll`. None: it is made already."""
+        kind = find("draft.kind", self.kind, DRAFT_KINDS)
+        return None if "path" in kind.reads else self.positions if "positions" in kind.reads else unroll
+
     @property
     def records_states(self) -> bool:
         """True if training reads states that can be stored: those of a target that does not change."""

@@ -34,15 +34,20 @@ class TrainConfig:
     max_bad_steps: int = 5  # losses or gradients in a row with NaN or infinity that stop the run
     unroll: int = 3  # drafts that read states: drafted positions that a step trains, each fed the draft's own states
     unroll_decay: float = 0.5  # share of the drafted chains that go on to each further position
+    unroll_weights: list[float] | None = (
+        None  # weight of the loss at each drafted position; null: what unroll_decay gives
+    )
     unroll_from: float = 0.35  # share of the run in which the first position trains alone, for speed
     feature_gib: float | None = None  # memory for the target's states of training text; null: a third of what is free
     target_rate: float = 0.02  # draft.train_target: the target's learning rate, as a share of train.learning_rate
     target_warmup: float = 0.2  # draft.train_target: share of the run in which the heads learn alone
     target_weight: float = 1.0  # draft.train_target: weight of KL(old target ‖ new target) beside the heads' loss
+    mean: str = "token"  # of the loss: over tokens | sequence (over answers, each of which counts alike)
     dtype: str = "auto"  # dtype of forward and backward; weights stay float32
 
     def __post_init__(self) -> None:
         one_of("train.schedule", self.schedule, ("cosine", "wsd", "constant"))
+        one_of("train.mean", self.mean, ("token", "sequence"))
         one_of("train.dtype", self.dtype, ("auto", "float32", "bfloat16"))
         limits = (self.max_steps, self.max_minutes, self.max_tokens)
         require(
@@ -67,6 +72,12 @@ class TrainConfig:
             f"train.betas={self.betas} must be two numbers in [0, 1)",
         )
         require(0 < self.unroll_decay <= 1, f"train.unroll_decay={self.unroll_decay} must be above 0 and at most 1")
+        if self.unroll_weights is not None:
+            list_of("train.unroll_weights", self.unroll_weights, (int, float), "numbers")
+            require(
+                all(0 <= weight < math.inf for weight in self.unroll_weights) and any(self.unroll_weights[:1]),
+                f"train.unroll_weights={self.unroll_weights} must be finite numbers from 0 on, the first above 0",
+            )
         require(0 <= self.unroll_from < 1, f"train.unroll_from={self.unroll_from} must be in [0, 1)")
         require(
             self.feature_gib is None or self.feature_gib >= 0,

@@ -188,7 +188,7 @@ RULES = (
         lambda c: _may_read_states(c) and "positions" not in DRAFT_KINDS[c.draft.kind].reads,
         "a draft that reads states and drafts token by token: draft=eagle or draft.features=true",
     ),
-    Rule(("train.unroll_decay",), _may_read_states, READING),
+    Rule(("train.unroll_decay", "train.unroll_weights"), _may_read_states, READING),
     Rule(
         ("train.feature_gib",),
         lambda c: _may_read_states(c) or c.data.state_ids is not None,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from distillspec.config import TrainConfig
+from distillspec.errors import ConfigError
 from distillspec.types import TokenBatch
 
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -18,29 +20,52 @@ class Unrolling:
     """Drafted positions that train at once, for drafts that read states. Token drafts have one kind of position.
 
     Every loss position begins a chain. A share `decay` of the chains goes on to each further position: position k has
-    the weight decay^(k − 1) on average, and as much of the cost.
+    decay^(k − 1) of the cost and, without `weights`, as much of the loss.
     """
 
     steps: int = 1
     decay: float = 1.0
     begins: float = 0.0  # share of a run in which the first position trains alone
+    weights: tuple[float, ...] | None = None  # of each position's mean loss, relative to each other
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Unrolling:
+        """Return what the settings say."""
+        weights = None if config.unroll_weights is None else tuple(config.unroll_weights)
+        return cls(config.unroll, config.unroll_decay, config.unroll_from, weights)
+
+    def checked(self) -> Unrolling:
+        """Return itself.
+
+        Raises:
+            ConfigError: there are more or fewer weights than positions.
+        """
+        if self.weights is not None and len(self.weights) != self.steps:
+            raise ConfigError(
+                f"train.unroll_weights={list(self.weights)}: the draft trains {self.steps} drafted positions; give as "
+                "many weights"
+            )
+        return self
 
     def positions(self, done: float) -> int:
         """Return the positions that train when a share `done` of the run is over."""
         return self.steps if done >= self.begins else 1
 
-    def first_weight(self, positions: int) -> float:
-        """Return the weight of the first of `positions` positions, where all together have 1."""
-        return 1 / sum(self.decay**position for position in range(positions))
+    def loss_weights(self, positions: int) -> list[float]:
+        """Return what to multiply the loss of each of `positions` positions by, summed over the chains that go on.
+
+        The weights of all their mean losses together are 1.
+        """
+        shares = [self.decay**position for position in range(positions)]
+        wanted = shares if self.weights is None else self.weights[:positions]
+        return [weight / share / sum(wanted) for weight, share in zip(wanted, shares, strict=True)]
 
     def rows(self, batch: TokenBatch) -> list[Tensor]:
         """Return the rows `[n_k]` int64 of `batch.loss_index` that train at the second, third, … position.
 
         The same batch gives the same rows. A chain ends with its response.
         """
-        index, places = batch.loss_index, batch.position_ids.flatten()
-        follows = torch.zeros_like(index, dtype=torch.bool)
-        follows[1:] = (index[1:] == index[:-1] + 1) & (places[index[1:]] > 0)
+        index, follows = batch.loss_index, goes_on(batch)
         rows, found = torch.arange(len(index), device=index.device), []
         start = float(batch.input_ids.sum()) * GOLDEN % 1
         for _ in range(1, self.steps):
@@ -48,6 +73,14 @@ class Unrolling:
             rows = _thinned(rows[follows[rows]], self.decay, start)
             found.append(rows)
         return found
+
+
+def goes_on(batch: TokenBatch) -> Tensor:
+    """Return bool `[N]`: True for loss positions behind one of the same response."""
+    index, places = batch.loss_index, batch.position_ids.flatten()
+    follows = torch.zeros_like(index, dtype=torch.bool)
+    follows[1:] = (index[1:] == index[:-1] + 1) & (places[index[1:]] > 0)
+    return follows
 
 
 def _thinned(rows: Tensor, share: float, start: float) -> Tensor:

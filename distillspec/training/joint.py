@@ -34,7 +34,7 @@ class JointModule(DistillModule):
     """
 
     def __init__(self, draft: LanguageModel, target: LanguageModel, config: LossConfig, settings: TrainConfig) -> None:
-        super().__init__(draft, config, unrolling=Unrolling(settings.unroll, settings.unroll_decay))
+        super().__init__(draft, config, unrolling=Unrolling.of(settings))
         self.model = nn.ModuleDict({"draft": draft.model, "target": target.model})
         self.target, self.settings = target, settings
         self.target_learns = False

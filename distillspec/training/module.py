@@ -52,7 +52,7 @@ class DistillModule(nn.Module):
         unrolling = unrolling or Unrolling()
         if draft.most_positions is not None:  # each has weights, or a mask, of its own
             unrolling = replace(unrolling, steps=draft.most_positions, begins=0.0)
-        self.unrolling, self._done = unrolling, 1.0
+        self.unrolling, self._done = unrolling.checked(), 1.0
         self.model = draft.model
         self.draft = draft
         self.mix = LossMix.parse(config.terms)
@@ -114,14 +114,14 @@ class DistillModule(nn.Module):
             rows = self.unrolling.rows(batch) if positions > 1 else []
             hidden = drafted_hidden(self.draft, batch, rows)
             first = self._loss(hidden[0], batch, teacher, weights, normalizer, advantage)
-            loss, metrics = first.loss, dict(first.metrics)
+            shares = self.unrolling.loss_weights(positions)
+            loss, metrics = shares[0] * first.loss, dict(first.metrics)
             for position, (some, own) in enumerate(zip(rows, hidden[1:], strict=True), start=2):
                 chosen = None if advantage is None else advantage[some]
                 deeper = self._loss(own, batch.at(some), teacher.at(some), weights[some], normalizer, chosen)
-                loss = loss + deeper.loss
+                loss = loss + shares[position - 1] * deeper.loss
                 share = metrics["weight"] / deeper.metrics["weight"]
                 metrics[f"alpha_{position}"] = share * deeper.metrics.get("alpha", torch.tensor(math.nan))
-            loss = loss * self.unrolling.first_weight(positions)
             return ChunkedLoss(loss, metrics)
         except NonFiniteLogits as error:
             self.problem = str(error)

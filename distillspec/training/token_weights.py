@@ -13,6 +13,7 @@ from distillspec.losses import LossMix, Teacher, columns_of, select_tokens
 from distillspec.models import LanguageModel
 from distillspec.sampling import NonFiniteLogits
 from distillspec.signals import HiddenSignal
+from distillspec.training.chains import goes_on
 from distillspec.training.module import DistillModule, teacher_view, token_values
 from distillspec.types import TokenBatch
 
@@ -23,6 +24,13 @@ def defined_at(mix: LossMix, batch: TokenBatch, kept_ids: Tensor | None, width: 
         return torch.ones_like(batch.from_draft)
     known = columns_of(batch.labels, kept_ids, width) >= 0
     return known if "ce" in mix.names else known & batch.from_draft
+
+
+def shared_by_sequence(batch: TokenBatch) -> Tensor:
+    """Return weights of loss positions, `[N]` float32 of mean 1, which sum up alike over each response of the batch."""
+    of = torch.cumsum(~goes_on(batch), 0) - 1
+    lengths = torch.bincount(of).float()
+    return (lengths.mean() / lengths)[of]
 
 
 @torch.no_grad()

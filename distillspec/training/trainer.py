@@ -30,7 +30,7 @@ from distillspec.training.schedule import (
 )
 from distillspec.training.step import BadSteps, WeightedBatch, step_values, take_step
 from distillspec.training.strategies import Strategy
-from distillspec.training.token_weights import token_weights
+from distillspec.training.token_weights import shared_by_sequence, token_weights
 from distillspec.training.tracking import Tracker
 from distillspec.types import Sample, TokenBatch
 
@@ -172,6 +172,8 @@ class Trainer:
     def weighted(self, batch: TokenBatch) -> WeightedBatch:
         teacher = self.module.teacher(batch, self.target)
         weights = token_weights(self.strategy.module, self.module, batch, teacher, self.target, self.reference)
+        if self.config.train.mean == "sequence":
+            weights = weights * shared_by_sequence(batch)
         return WeightedBatch(batch, teacher, weights, counted=weights)
 
     def _way_out(self) -> str:

@@ -114,6 +114,7 @@ def refusal(line: str) -> str | None:
             "train draft=scratch train.unroll_decay=.4",
             "train.unroll_decay=.4 needs a draft that reads the target.s states",
         ),
+        ("train train.unroll_weights=[1,1,1]", r"train.unroll_weights=\[1,1,1\] needs a draft that reads the target.s"),
         (
             "train train.feature_gib=1",
             r"feature_gib=1 needs a draft that reads the target.s states, .* data.state_ids=\[…\]",
@@ -167,6 +168,7 @@ def test_a_setting_that_nothing_reads_is_refused(line: str, needs: str) -> None:
         "train draft.features=true train.unroll=2 train.feature_gib=1",
         "train draft=pretrained draft.path=d train.unroll=2 train.feature_gib=1",  # it may read states
         "train draft=block train.unroll_decay=.4",
+        "train draft=medusa draft.positions=2 train.unroll_weights=[1,.5]",
         "train data.state_ids=[1] train.feature_gib=1",
         "eval drafts=[d] data.max_new_tokens=9 data.eval_prompts=7 sampling.temperature=.3",
     ],

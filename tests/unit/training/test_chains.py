@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from distillspec.config import DraftConfig, TrainCommand, TrainConfig
 from distillspec.data.packing import collate
+from distillspec.errors import ConfigError
 from distillspec.training.chains import Unrolling
 from distillspec.types import Sample, TokenBatch
 
@@ -45,8 +49,39 @@ def test_one_step_has_no_chains() -> None:
 
 
 def test_all_positions_together_weigh_as_much_as_one() -> None:
-    assert Unrolling(3, 0.5).first_weight(3) == pytest.approx(1 / 1.75)
-    assert Unrolling(3, 0.5).first_weight(1) == 1
+    assert Unrolling(3, 0.5).loss_weights(3) == pytest.approx([1 / 1.75] * 3)
+    assert Unrolling(3, 0.5).loss_weights(1) == [1]
+
+
+def test_weights_of_positions_do_not_depend_on_how_many_chains_go_on() -> None:
+    weights = (1.0, 0.4, 0.1)
+    assert Unrolling(3, 1.0, weights=weights).loss_weights(3) == pytest.approx([1 / 1.5, 0.4 / 1.5, 0.1 / 1.5])
+    assert Unrolling(3, 0.5, weights=weights).loss_weights(3) == pytest.approx([1 / 1.5, 0.8 / 1.5, 0.4 / 1.5])
+    assert Unrolling(3, 0.5, weights=weights).loss_weights(1) == [1]
+    with pytest.raises(ConfigError, match="the draft trains 4 drafted positions; give as many weights"):
+        Unrolling(4, 0.5, weights=weights).checked()
+
+
+def test_settings_of_training_are_taken_over() -> None:
+    assert Unrolling.of(TrainConfig(max_steps=1)) == Unrolling(3, 0.5, 0.35)
+    weighted = TrainConfig(max_steps=1, unroll=2, unroll_decay=1.0, unroll_from=0.0, unroll_weights=[1, 0.5])
+    assert Unrolling.of(weighted) == Unrolling(2, weights=(1, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("draft", "positions"), [(DraftConfig(kind="eagle"), 3), (DraftConfig(kind="medusa", positions=2), 2)]
+)
+def test_other_numbers_of_weights_are_refused_before_anything_is_done(draft: DraftConfig, positions: int) -> None:
+    train = TrainConfig(max_steps=1, unroll_weights=[1.0] * 4)
+    with pytest.raises(ConfigError, match=f"must be {positions} numbers, one for each drafted position that trains"):
+        TrainCommand(draft=draft, train=train)
+    TrainCommand(draft=draft, train=replace(train, unroll_weights=[1.0] * positions))
+
+
+@pytest.mark.parametrize("weights", [[], [0, 1], [1, -1], [1, float("inf")]])
+def test_weights_that_are_none_are_refused(weights: list[float]) -> None:
+    with pytest.raises(ConfigError, match="must be finite numbers from 0 on, the first above 0"):
+        TrainConfig(max_steps=1, unroll_weights=weights)
 
 
 def test_the_first_position_trains_alone_at_first() -> None:

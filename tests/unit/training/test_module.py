@@ -135,6 +135,25 @@ def test_alpha_of_training_is_what_the_evaluator_measures_on_the_same_text(
     assert measured[0].mean > 0.3
 
 
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_every_drafted_position_has_the_weight_that_was_set(
+    target: LanguageModel, samples: list[Sample], kind: str
+) -> None:
+    """All chains go on, so that the loss of one position alone is that of weights that name no other."""
+    draft = state_draft(kind, target)
+    count = draft.most_positions or 3
+
+    def loss(weights: list[float]) -> float:
+        module = DistillModule(draft, LossConfig(name="tvd"), Unrolling(count, 1.0, weights=tuple(weights)))
+        return float(loss_of(module, samples, target)[0].detach())
+
+    first = loss([1.0] + [0.0] * (count - 1))
+    both = loss([1.0, 1.0] + [0.0] * (count - 2))
+    assert both != pytest.approx(first, rel=1e-3)
+    second = 2 * both - first
+    assert loss([3.0, 1.0] + [0.0] * (count - 2)) == pytest.approx(0.75 * first + 0.25 * second)
+
+
 @pytest.mark.parametrize(("kind", "alone"), [("eagle", True), ("block", False), ("medusa", False)])
 def test_positions_with_weights_of_their_own_always_train(
     target: LanguageModel, samples: list[Sample], kind: str, alone: bool

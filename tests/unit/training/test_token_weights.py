@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from distillspec.config import DraftConfig, LossConfig, TrainConfig
+from distillspec.data.packing import collate
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.signals import HiddenSignal
 from distillspec.training.feed import SampleFeed
 from distillspec.training.module import DistillModule, loss_hidden
-from distillspec.training.token_weights import token_weights
+from distillspec.training.token_weights import shared_by_sequence, token_weights
 from distillspec.types import Sample, TokenBatch
+
+from .runs import metrics
 
 KEPT = torch.arange(3, 203, 2)
 OTHERS = {"as many others": torch.arange(4, 204, 2), "more": torch.arange(150), "all": None}
@@ -42,3 +46,31 @@ def test_a_reference_with_other_ids_selects_alike_by_recorded_states_and_by_a_li
     ]
     assert 0 < float(found[0].sum()) < live.response_tokens
     assert torch.equal(found[0], found[1])
+
+
+def test_answers_count_alike_by_sequence() -> None:
+    texts = [Sample(f"s{i}", "d", (1, 3), tuple(range(20, 20 + n))) for i, n in enumerate((9, 4, 5))]
+    batch = collate([texts[:1], texts[1:]], 16, 0)
+    weights = shared_by_sequence(batch)
+    assert [float(part.sum()) for part in weights.split([9, 4, 5])] == pytest.approx([6.0] * 3)
+    assert float(weights.mean()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("mean", ["token", "sequence"])
+def test_the_loss_is_a_mean_over_tokens_or_over_answers(make_trainer: Any, samples: list[Sample], mean: str) -> None:
+    cut = [replace(samples[0], response_ids=samples[0].response_ids[:2], signal=None), replace(samples[1], signal=None)]
+    trainer = make_trainer(loss=LossConfig(name="ce"), samples_=cut, train={"max_steps": 1, "mean": mean})
+    trainer.run()
+    (logged,) = [line["train/loss"] for line in metrics(trainer.folder) if "train/loss" in line]
+    draft = initialise_draft(DraftConfig(keep=[0, 3]), trainer.target)
+    lost = [_cross_entropy(draft, sample) for sample in cut]
+    means = {"token": torch.cat(lost).mean(), "sequence": torch.stack([own.mean() for own in lost]).mean()}
+    assert logged == pytest.approx(float(means[mean]), rel=1e-4)
+    assert abs(float(means["token"] - means["sequence"])) > 1e-3
+
+
+@torch.no_grad()
+def _cross_entropy(draft: LanguageModel, sample: Sample) -> Tensor:
+    ids = torch.tensor([*sample.prompt_ids, *sample.response_ids])
+    logits = draft.logits(ids[None])[0, len(sample.prompt_ids) - 1 : -1].float()
+    return torch.nn.functional.cross_entropy(logits, ids[len(sample.prompt_ids) :], reduction="none")
