@@ -89,10 +89,8 @@ def verdict(result: Json) -> str:
     parts = [str(advice["verdict"]).rstrip(".") + "."] if advice.get("verdict") else []
     if parts and not advice.get("intervals"):
         parts.append("This prediction was recorded without an interval: evaluate again before quoting it.")
-    if (ratio := mean_of(measured.get("ratio"))) is not None:
-        called = _called(measured["ratio"], measured.get("prompts"))
-        gamma = measured.get("gamma", DASH)
-        parts.append(f"Decoding for real at γ = {gamma} ran at {ratio:.2f}× plain decoding: {called}.")
+    if said := _measured_speed(measured):
+        parts.append(f"Decoding for real {said}.")
     if (ratio := mean_of(measured.get("served"))) is not None:
         called = _called(measured["served"], measured.get("prompts"))
         parts.append(
@@ -100,6 +98,33 @@ def verdict(result: Json) -> str:
             f"{ratio:.2f}×: {called}."
         )
     return " ".join(parts) or "The cost of a draft step was not measured, so this run does not say whether it pays."
+
+
+def by_position(entries: Sequence[ReportEntry]) -> str:
+    """Return one sentence about the best draft: how far acceptance falls along drafted tokens, and what it is worth."""
+    best, several = _best(entries), sum(not entry.baseline for entry in entries) > 1
+    alphas = [mean_of(alpha) for alpha in by_place(best.result)]
+    if not alphas:
+        return ""
+    said = _measured_speed(best.result.get("measured") or {})
+    return (
+        (f"{best.label}: the" if several else "The")
+        + f" target accepts {figure(alphas[0], 2)} of the tokens drafted first and {figure(alphas[-1], 2)} of those at "
+        f"place {len(alphas)}" + (f", and decoding for real {said}." if said else ".")
+    )
+
+
+def by_place(result: Json) -> list[Json]:
+    """Return α of the first, second, … drafted token, of those that the draft can draft."""
+    return [alpha for alpha in result.get("alpha_by_position") or [] if mean_of(alpha)]
+
+
+def _measured_speed(measured: Json) -> str:
+    """Return `at γ = 4 ran at 1.19× plain decoding: clearly faster`, empty if nothing was measured."""
+    if (ratio := mean_of(measured.get("ratio"))) is None:
+        return ""
+    called = _called(measured["ratio"], measured.get("prompts"))
+    return f"at γ = {measured.get('gamma', DASH)} ran at {ratio:.2f}× plain decoding: {called}"
 
 
 def _called(ratio: Json, prompts: int | None) -> str:

@@ -12,7 +12,14 @@ from distillspec.files import write_text
 from distillspec.report.facts import caveats, what_was_run
 from distillspec.report.headline import comparison, headline
 from distillspec.report.runs import ReportEntry, Run, entries_of, read_runs
-from distillspec.report.sections import acceptance, block_efficiency, cost_table, speed_ups, training
+from distillspec.report.sections import (
+    acceptance,
+    acceptance_by_position,
+    block_efficiency,
+    cost_table,
+    speed_ups,
+    training,
+)
 from distillspec.report.words import policy_text
 
 TEMPLATE = Path(__file__).with_name("template.html")
@@ -32,7 +39,8 @@ def write_report(runs: Sequence[Path], output: Path, title: str = "Distilling a 
 
 def render(runs: Sequence[Run], entries: Sequence[ReportEntry], title: str) -> str:
     """Return the page's HTML. Sections without content are left out."""
-    efficiency = [acceptance(entries), block_efficiency(entries), *speed_ups(entries)]
+    accepted = [acceptance(entries), acceptance_by_position(entries)]
+    efficiency = [*accepted, block_efficiency(entries), *speed_ups(entries)]
     sections = [
         ("", headline(entries)),
         ("Training", training(runs)),

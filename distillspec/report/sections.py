@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from distillspec.report.bar_chart import Bar, bar_chart, heat_map
+from distillspec.report.headline import by_place, by_position
 from distillspec.report.line_chart import Line, Point, line_chart
 from distillspec.report.runs import Json, ReportEntry, Run
 from distillspec.report.svg import Number, is_number
@@ -40,13 +41,34 @@ def acceptance(entries: Sequence[ReportEntry]) -> str:
     domains = sorted({domain for entry in entries for domain in _domains(entry.result)})
     if len(domains) < 2:
         return ""
-    legend = [(entry.label, entry.color) for entry in entries]
+    found = {domain: [_domains(entry.result).get(domain) for entry in entries] for domain in domains}
+    return _grouped("α by domain", "Acceptance by domain", entries, found)
+
+
+def acceptance_by_position(entries: Sequence[ReportEntry]) -> str:
+    """Return a chart of α of the first, second, … drafted token. Empty where it is the same for all of them.
+
+    A sentence tells what the best draft's is worth.
+    """
+    if not any(len({mean_of(alpha) for alpha in by_place(entry.result)}) > 1 for entry in entries):
+        return ""
+    longest = max(len(by_place(entry.result)) for entry in entries)
+    found = {
+        f"token {place + 1}": [dict(enumerate(by_place(entry.result))).get(place) for entry in entries]
+        for place in range(longest)
+    }
+    return _grouped("α by drafted token", "Acceptance by drafted token", entries, found, by_position(entries))
+
+
+def _grouped(
+    heading: str, title: str, entries: Sequence[ReportEntry], found: Mapping[str, Sequence[Json | None]], note: str = ""
+) -> str:
+    """Return a chart of an interval of each entry by group: bars, or a heat map of many drafts."""
     if len(entries) > MAX_BARS:
-        values = [[mean_of(_domains(e.result).get(d)) for d in domains] for e in entries]
-        picture = heat_map([e.label for e in entries], domains, values, title="Acceptance by domain")
-        return chart("α by domain", picture)
-    groups = [(domain, [_domain_bar(entry, domain) for entry in entries]) for domain in domains]
-    return chart("α by domain", bar_chart(groups, title="Acceptance by domain"), legend)
+        values = [[mean_of(own[number]) for own in found.values()] for number in range(len(entries))]
+        return chart(heading, heat_map([e.label for e in entries], list(found), values, title=title), note=note)
+    groups = [(name, list(map(_interval_bar, entries, own))) for name, own in found.items()]
+    return chart(heading, bar_chart(groups, title=title), [(entry.label, entry.color) for entry in entries], note)
 
 
 def block_efficiency(entries: Sequence[ReportEntry]) -> str:
@@ -211,8 +233,8 @@ def _domains(result: Json) -> Json:
     return result.get("alpha_by_domain") or {}
 
 
-def _domain_bar(entry: ReportEntry, domain: str) -> Bar:
-    bounds = _bounds(_domains(entry.result).get(domain))
+def _interval_bar(entry: ReportEntry, interval: Json | None) -> Bar:
+    bounds = _bounds(interval)
     return Bar(entry.label, bounds["y"], bounds["low"], bounds["high"], entry.color)
 
 

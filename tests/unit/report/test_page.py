@@ -14,7 +14,8 @@ import pytest
 from distillspec.errors import ConfigError
 from distillspec.report import write_report
 
-from .conftest import PROVENANCE, metrics, result, train_summary
+from .conftest import PROVENANCE, interval, metrics, result, train_summary
+from .svg_elements import with_class
 
 VOID = {"meta", "br"}
 
@@ -137,6 +138,32 @@ def test_many_drafts_share_a_heat_map(make_run: Callable[..., Path], tmp_path: P
     page = page_of(tmp_path, make_run("eval", {"command": "eval", "results": results}))
     assert ("class", "cell") in page.attributes
     assert ("class", "bar c1") not in page.attributes
+
+
+def test_acceptance_by_drafted_token_is_a_chart_and_a_sentence(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    before, after = result(0.1), result(0.5, "reader")
+    before["alpha_by_position"] = [interval(0.1)] * 4
+    after["alpha_by_position"] = [interval(alpha) for alpha in (0.5, 0.45, 0.4, 0.381)]
+    after["alpha_by_position"] += [interval(0.0, 0.0)] * 4  # behind the end of its block
+    page = page_of(tmp_path, make_run("run", train_summary(before, after), rows=metrics()))
+    assert page.tags.count("svg") == 7
+    alone = page_of(tmp_path, make_run("eval", {"command": "eval", "results": [after]}))
+    picture = re.search(r"α by drafted token</figcaption>(<svg.*?</svg>)", (tmp_path / "report.html").read_text(), re.S)
+    assert picture is not None
+    assert [text.text for text in with_class(picture[1], "value")] == ["0.500", "0.450", "0.400", "0.381"]
+    assert (
+        "The target accepts 0.50 of the tokens drafted first and 0.38 of those at place 4, and decoding for "
+        "real at γ = 4 ran at 1.24× plain decoding: clearly faster." in alone.text
+    )
+
+
+def test_where_all_drafted_tokens_are_accepted_alike_there_is_no_such_chart(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    alike = result(0.5)
+    alike["alpha_by_position"] = [alike["alpha"]] * 4
+    page = page_of(tmp_path, make_run("run", train_summary(None, alike), rows=metrics()))
+    assert "α by drafted token" not in page.text
 
 
 def test_missing_pieces_are_named_not_invented(make_run: Callable[..., Path], tmp_path: Path) -> None:
