@@ -10,13 +10,11 @@ hidden states and has neither head nor logits. The head's own gradient ([V, D] f
 from __future__ import annotations
 
 import argparse
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import torch
-from common import write_result
+from common import peak_of, write_result
 
 from distillspec.config import DraftConfig, LossConfig, TargetConfig
 from distillspec.losses import DenseTeacher, LossMix, chunked_loss
@@ -58,10 +56,7 @@ def measure(side: str, tokens: int) -> int:
     places = torch.arange(512).expand_as(ids)
     with torch.no_grad():
         teacher = target.hidden(ids, places).reshape(tokens, -1)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from the present size
-    _step(side, draft, teacher, target.head, ids, places)
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+    return peak_of(lambda: _step(side, draft, teacher, target.head, ids, places))
 
 
 def _step(

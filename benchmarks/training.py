@@ -41,11 +41,11 @@ Step = Callable[[], int]  # runs an optimizer step, returns its response tokens
 def main() -> None:
     options = _options()
     target = load_target(TargetConfig())
-    samples = _samples(target, options.samples)
+    samples = written_samples(target, options.samples)
     own = alternate(
         {
             "recorded signal": _packed_step(target, samples, vocabulary=8192),
-            "live teacher": _packed_step(target, [_bare(s) for s in samples], vocabulary=8192),
+            "live teacher": _packed_step(target, [bare(s) for s in samples], vocabulary=8192),
         },
         options.seconds,
     )
@@ -84,7 +84,7 @@ def _packed_step(target: LanguageModel, samples: list[Sample], vocabulary: int) 
     choose_trainable(draft, train_embeddings=False)
     config = TrainConfig(max_steps=1)
     feed = SampleFeed(samples, config, target.tokenizer.eos_token_id, seed=0)
-    return _optimizer_step(draft, target, config, feed.take)
+    return optimizer_step(DistillModule(draft, LossConfig()), target, config, feed.take)
 
 
 def _padded_step(target: LanguageModel, samples: list[Sample]) -> Step:
@@ -99,19 +99,20 @@ def _padded_step(target: LanguageModel, samples: list[Sample]) -> Step:
         place += TRL_ROWS
         return collate(rows, TRL_LENGTH, target.tokenizer.eos_token_id)
 
-    return _optimizer_step(draft, target, TrainConfig(max_steps=1), take)
+    return optimizer_step(DistillModule(draft, LossConfig()), target, TrainConfig(max_steps=1), take)
 
 
-def _optimizer_step(
-    draft: LanguageModel, target: LanguageModel, config: TrainConfig, take: Callable[[], TokenBatch]
+def optimizer_step(
+    module: DistillModule, target: LanguageModel, config: TrainConfig, take: Callable[[], TokenBatch]
 ) -> Step:
-    module = DistillModule(draft, LossConfig()).train()
-    optimizer = make_optimizer(module, config)
+    """Return a step of training on the CPU, in bfloat16 where `config.dtype` says so."""
+    optimizer, half = make_optimizer(module.train(), config), config.dtype == "bfloat16"
 
     def step() -> int:
         batch = take()
-        weights = torch.ones(batch.response_tokens)
-        loss = module(batch, teacher_view(module.mix, batch, target), weights, float(batch.response_tokens)).loss
+        weights, teacher = torch.ones(batch.response_tokens), teacher_view(module.mix, batch, target)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            loss = module(batch, teacher, weights, float(batch.response_tokens)).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_([p for p in module.parameters() if p.requires_grad], config.clip_norm)
         optimizer.step()
@@ -123,18 +124,18 @@ def _optimizer_step(
 
 def _against_trl(target: LanguageModel, samples: list[Sample]) -> dict[str, Step]:
     """Our padded step beside TRL's, or alone when TRL is not installed."""
-    bare = [_bare(s) for s in samples]
-    sides = {"distillspec": _padded_step(target, bare)}
+    alone = [bare(s) for s in samples]
+    sides = {"distillspec": _padded_step(target, alone)}
     try:
         from trl_step import trl_step
     except ImportError:
         print("TRL is not installed: the comparison is left out (pip install trl)")
         return sides
     draft = initialise_draft(DraftConfig(layers=4), target)
-    return sides | {"trl": trl_step(draft.model, target, bare, TRL_ROWS, TRL_LENGTH)}
+    return sides | {"trl": trl_step(draft.model, target, alone, TRL_ROWS, TRL_LENGTH)}
 
 
-def _samples(target: LanguageModel, count: int) -> list[Sample]:
+def written_samples(target: LanguageModel, count: int) -> list[Sample]:
     """Self-written maths-like answers of full length, scored by the target: the content hardly matters here."""
     question = "A shop sells {n} boxes of {m} pencils at ${k} a box. Explain step by step what they cost in all."
     texts = [question.format(n=i + 3, m=2 * i + 5, k=i % 7 + 2) for i in range(count)]
@@ -146,7 +147,8 @@ def _samples(target: LanguageModel, count: int) -> list[Sample]:
     return score([sample for _, sample in sorted(written, key=lambda pair: pair[0])], target, SignalRequest(), seed=0)
 
 
-def _bare(sample: Sample) -> Sample:
+def bare(sample: Sample) -> Sample:
+    """Return the sample without the signal."""
     return Sample(sample.prompt_id, sample.domain, sample.prompt_ids, sample.response_ids)
 
 

@@ -137,11 +137,17 @@ def _connect_engine(settings: EngineConfig) -> None:
         return EngineGenerator(writer, settings, source=source, draft=draft)
 
     def engine_decoders(
-        draft: LanguageModel, target: LanguageModel, policy: SamplingPolicy, gamma: int, max_new_tokens: int, seed: int
+        draft: LanguageModel,
+        target: LanguageModel,
+        policy: SamplingPolicy,
+        gamma: int,
+        max_new_tokens: int,
+        seed: int,
+        batch: int,
     ) -> AbstractContextManager[Decoders]:
         from distillspec.serving.speedup import engine_decoders as decoders
 
-        return decoders(draft, target, policy, gamma, max_new_tokens, seed)
+        return decoders(draft, target, policy, gamma, max_new_tokens, seed, batch)
 
     def engine_costs(
         draft: LanguageModel, target: LanguageModel, batches: Sequence[int], max_gamma: int

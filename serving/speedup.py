@@ -12,7 +12,7 @@ import torch
 
 from distillspec.config.engine import EngineConfig
 from distillspec.evaluation.cost import CONTEXT_TOKENS, DRAFT, LOOP, VERIFY, StepCost, paired_cost
-from distillspec.evaluation.measured import Decoders, Run
+from distillspec.evaluation.measured import Decoders, Prompt, Run
 from distillspec.models import LanguageModel
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.params import SamplingParams
@@ -22,13 +22,19 @@ from distillspec.types import SamplingPolicy
 
 @contextmanager
 def engine_decoders(
-    draft: LanguageModel, target: LanguageModel, policy: SamplingPolicy, gamma: int, max_new_tokens: int, seed: int
+    draft: LanguageModel,
+    target: LanguageModel,
+    policy: SamplingPolicy,
+    gamma: int,
+    max_new_tokens: int,
+    seed: int,
+    batch: int,
 ) -> Iterator[Decoders]:
     """Yield an engine that decodes with no drafted tokens, or with `gamma` in every step, and one with the defaults.
 
     Nothing is compiled: that would begin in mid-measurement. Prompts are read again at each use.
     """
-    defaults = EngineConfig(max_slots=1, compile=False, prefix_reuse=False, seed=seed)
+    defaults = EngineConfig(max_slots=batch, compile=False, prefix_reuse=False, seed=seed)
     params = SamplingParams(
         temperature=policy.temperature,
         top_k=policy.top_k,
@@ -37,15 +43,15 @@ def engine_decoders(
         max_tokens=max_new_tokens,
     )
 
-    def decode(by: Engine, ids: Sequence[int]) -> Run:
+    def decode(by: Engine, prompts: Sequence[Prompt]) -> Run:
         before, started = by.runner.passes, time.perf_counter()
-        (answer,) = by.generate([list(ids)], params)
+        answers = by.generate([list(ids) for ids in prompts], params)
         seconds = time.perf_counter() - started
-        return Run(seconds, len(answer.token_ids), by.runner.passes - before)
+        return Run(seconds, sum(len(answer.token_ids) for answer in answers), by.runner.passes - before)
 
-    def drafting(length: int, ids: Sequence[int]) -> Run:
+    def drafting(length: int, prompts: Sequence[Prompt]) -> Run:
         engine.use_controller(FixedLength(length))
-        return decode(engine, ids)
+        return decode(engine, prompts)
 
     with (
         closing(Engine(target, draft, replace(defaults, controller="fixed", speculation_length=gamma))) as engine,

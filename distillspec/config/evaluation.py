@@ -47,7 +47,8 @@ class EvaluationConfig:
     measure_cost: bool = True  # time draft and target steps on this machine
     cost_batches: list[int] = field(default_factory=lambda: [1, 8])  # batch sizes of those timings
     measure_speedup: bool = False  # answer prompts one at a time, with and without the draft
-    speedup_prompts: int = 8
+    speedup_batches: list[int] = field(default_factory=list)  # numbers of prompts that are answered side by side too
+    speedup_prompts: int = 8  # or groups of prompts, as far as there are so many
     speedup_tokens: int = 96
 
     def __post_init__(self) -> None:
@@ -60,6 +61,11 @@ class EvaluationConfig:
         require(
             bool(self.cost_batches) and min(self.cost_batches) >= 1,
             f"evaluation.cost_batches={self.cost_batches} must name batch sizes of at least 1",
+        )
+        list_of("evaluation.speedup_batches", self.speedup_batches, (int,), "batch sizes")
+        require(
+            all(batch >= 2 for batch in self.speedup_batches),
+            f"evaluation.speedup_batches={self.speedup_batches} must be batch sizes above 1, which is always measured",
         )
         for key in ("speedup_prompts", "speedup_tokens"):
             require(getattr(self, key) >= 1, f"evaluation.{key}={getattr(self, key)} must be at least 1")

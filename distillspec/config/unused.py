@@ -209,7 +209,7 @@ RULES = (
     ),
     Rule(("evaluation.cost_batches",), lambda c: c.evaluation.measure_cost, "evaluation.measure_cost=true"),
     Rule(
-        ("evaluation.speedup_prompts", "evaluation.speedup_tokens"),
+        ("evaluation.speedup_batches", "evaluation.speedup_prompts", "evaluation.speedup_tokens"),
         lambda c: c.evaluation.measure_speedup,
         "evaluation.measure_speedup=true",
     ),

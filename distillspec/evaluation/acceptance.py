@@ -18,7 +18,7 @@ from distillspec.errors import ConfigError
 from distillspec.evaluation.blocks import count_blocks
 from distillspec.evaluation.bootstrap import ratio_intervals, resampled_ratios
 from distillspec.evaluation.cost import COSTS, StepCost
-from distillspec.evaluation.measured import DECODERS, MeasuredSpeedup, measure_speedup
+from distillspec.evaluation.measured import DECODERS, MeasuredSpeedup, grouped, measure_speedup
 from distillspec.evaluation.positions import Positions, measure_positions
 from distillspec.evaluation.speedup import Speedup, predict_speedup
 from distillspec.evaluation.states import TargetStates
@@ -47,6 +47,7 @@ class EvaluationResult:
     cost: dict[int, StepCost] | None = None  # by batch
     speedup: dict[int, Speedup] | None = None  # by batch
     measured: MeasuredSpeedup | None = None
+    measured_at: dict[int, MeasuredSpeedup] | None = None  # by the number of prompts side by side, above 1
     cut: float = 0.0  # share of the answers that the token limit cut
     by_prompt: tuple[PromptSums, ...] = ()  # resampled for the intervals
     kind: str = ""  # `LanguageModel.kind`
@@ -59,7 +60,7 @@ class EvaluationResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dictionaries, lists and floats. Batch sizes become strings, sums by prompt are left out."""
-        text = asdict(replace(self, cost=None, speedup=None, measured=None, by_prompt=()))
+        text = asdict(replace(self, cost=None, speedup=None, measured=None, measured_at=None, by_prompt=()))
         del text["by_prompt"]
         return {
             **text,
@@ -68,10 +69,13 @@ class EvaluationResult:
             "cost": _by_batch(self.cost),
             "speedup": _by_batch(self.speedup),
             "measured": None if self.measured is None else self.measured.to_json(),
+            "measured_at": _by_batch(self.measured_at),
         }
 
 
-def _by_batch(values: Mapping[int, StepCost] | Mapping[int, Speedup] | None) -> dict[str, Any] | None:
+def _by_batch(
+    values: Mapping[int, StepCost] | Mapping[int, Speedup] | Mapping[int, MeasuredSpeedup] | None,
+) -> dict[str, Any] | None:
     return None if values is None else {str(batch): value.to_json() for batch, value in values.items()}
 
 
@@ -242,7 +246,6 @@ def _add_timings(
     config: EvaluationConfig,
     seed: int,
 ) -> EvaluationResult:
-    gamma = min(DEFAULT_GAMMA, config.max_gamma)
     if config.measure_cost and config.cost_batches:
         measure = COSTS.get("engine", COSTS["reference"])
         costs = measure(draft, target, config.cost_batches, config.max_gamma)
@@ -250,22 +253,31 @@ def _add_timings(
         resampled = resampled_ratios(*_block_sums(result.by_prompt), config.bootstrap_samples, seed)
         speedups = {batch: predict_speedup(tau, cost, resampled, seed, result.prompts) for batch, cost in costs.items()}
         result = replace(result, cost=costs, speedup=speedups)
-        if 1 in speedups:
-            predicted = speedups[1].predicted
-            gamma = 1 + max(range(len(predicted)), key=lambda i: predicted[i])
     decodes = draft.state_input is None or "engine" in DECODERS  # the reference decoder reads tokens alone
     if not config.measure_speedup or not decodes:
         return result
-    prompts = list(dict.fromkeys(sample.prompt_ids for sample in samples))[: config.speedup_prompts]
-    measured = measure_speedup(
-        draft,
-        target,
-        prompts,
-        result.policy,
-        gamma,
-        config.speedup_tokens,
-        bootstrap_samples=config.bootstrap_samples,
-        seed=seed,
-        decoders=DECODERS.get("engine", DECODERS["reference"]),
-    )
-    return replace(result, measured=measured)
+    prompts = list(dict.fromkeys(sample.prompt_ids for sample in samples))
+
+    def measured(batch: int) -> MeasuredSpeedup:
+        return measure_speedup(
+            draft,
+            target,
+            grouped(prompts, batch, config.speedup_prompts),
+            result.policy,
+            _best_gamma(result, batch, config),
+            config.speedup_tokens,
+            bootstrap_samples=config.bootstrap_samples,
+            seed=seed,
+            decoders=DECODERS.get("engine", DECODERS["reference"]),
+        )
+
+    batches = config.speedup_batches if "engine" in DECODERS else []  # the reference decodes one prompt at a time
+    return replace(result, measured=measured(1), measured_at={batch: measured(batch) for batch in batches} or None)
+
+
+def _best_gamma(result: EvaluationResult, batch: int, config: EvaluationConfig) -> int:
+    """Return the length of the highest predicted speed-up at a batch size, `DEFAULT_GAMMA` if none was predicted."""
+    if batch not in (result.speedup or {}):
+        return min(DEFAULT_GAMMA, config.max_gamma)
+    predicted = result.speedup[batch].predicted  # type: ignore[index]
+    return 1 + max(range(len(predicted)), key=lambda i: predicted[i])

@@ -18,14 +18,14 @@ from distillspec.types import Interval, SamplingPolicy
 
 @dataclass(frozen=True)
 class MeasuredSpeedup:
-    """Speeds at batch 1, reading the prompt included. Ratios are medians over prompts of paired tokens/s."""
+    """Speeds with reading the prompts. Ratios are medians over prompts, or groups of them, of paired tokens/s."""
 
     gamma: int
     plain_tokens_per_s: float
     speculative_tokens_per_s: float
     ratio: Interval  # `mean` holds the median
     tau: float  # tokens a run of the target
-    prompts: int | None = None  # how many were decoded each way
+    prompts: int | None = None  # how many were decoded each way, or groups of them
     served_tokens_per_s: float | None = None  # as a server decodes by default, if that was measured
     served: Interval | None = None  # its ratio; `mean` holds the median
 
@@ -34,7 +34,7 @@ class MeasuredSpeedup:
 
 
 class Run(NamedTuple):
-    """One prompt decoded: seconds, tokens of the answer, and runs of the target."""
+    """Prompts decoded side by side: seconds, tokens of the answers, and runs of the target."""
 
     seconds: float
     tokens: int
@@ -45,11 +45,12 @@ class Run(NamedTuple):
         return self.tokens / self.seconds
 
 
-Decode = Callable[[Sequence[int]], Run]
+Prompt = Sequence[int]  # token ids
+Decode = Callable[[Sequence[Prompt]], Run]
 
 
 class Decoders(NamedTuple):
-    """Ways to decode a prompt (token ids), for a comparison.
+    """Ways to decode prompts side by side, for a comparison.
 
     `served` is what a server does by default. It learns from prompt to prompt, so it decodes none of them twice.
     """
@@ -60,7 +61,7 @@ class Decoders(NamedTuple):
 
 
 class MakeDecoders(Protocol):
-    """Makes decoders of a draft and its target, in a context that gives the models back."""
+    """Makes decoders of `batch` prompts at most, in a context that gives draft and target back."""
 
     def __call__(
         self,
@@ -70,19 +71,29 @@ class MakeDecoders(Protocol):
         gamma: int,
         max_new_tokens: int,
         seed: int,
+        batch: int,
     ) -> AbstractContextManager[Decoders]: ...
 
 
 @contextmanager
 def reference_decoders(
-    draft: LanguageModel, target: LanguageModel, policy: SamplingPolicy, gamma: int, max_new_tokens: int, seed: int
+    draft: LanguageModel,
+    target: LanguageModel,
+    policy: SamplingPolicy,
+    gamma: int,
+    max_new_tokens: int,
+    seed: int,
+    batch: int,
 ) -> Iterator[Decoders]:
-    """Yield the reference decoder, which serves drafts that read tokens alone."""
+    """Yield the reference decoder, which decodes one prompt at a time by drafts that read tokens alone."""
+    assert batch == 1
 
-    def plain(ids: Sequence[int]) -> Run:
+    def plain(prompts: Sequence[Prompt]) -> Run:
+        (ids,) = prompts
         return _run(lambda: plain_generate(target, ids, policy, max_new_tokens, seed=seed), target)
 
-    def speculative(ids: Sequence[int]) -> Run:
+    def speculative(prompts: Sequence[Prompt]) -> Run:
+        (ids,) = prompts
         return _run(lambda: speculative_generate(draft, target, ids, policy, gamma, max_new_tokens, seed=seed), target)
 
     yield Decoders(plain, speculative)
@@ -91,7 +102,7 @@ def reference_decoders(
 def measure_speedup(
     draft: LanguageModel,
     target: LanguageModel,
-    prompts: Sequence[Sequence[int]],
+    groups: Sequence[Sequence[Prompt]],
     policy: SamplingPolicy,
     gamma: int,
     max_new_tokens: int,
@@ -101,24 +112,24 @@ def measure_speedup(
     on_prompt: Callable[[int, int], None] | None = None,
     decoders: MakeDecoders = reference_decoders,
 ) -> MeasuredSpeedup:
-    """Decode every prompt (token ids) each way, one right after the other. Another way is first at each prompt.
+    """Decode every group of prompts each way, one right after the other. Another way is first at each group.
 
     Sampled responses differ in length, so speeds are compared, not times. `on_prompt` is called with `(done, total)`.
 
     Raises:
         ConfigError: there is no prompt.
     """
-    if not prompts:
+    if not groups:
         raise ConfigError("the measured speed-up needs at least one prompt; raise evaluation.speedup_prompts")
-    with decoders(draft, target, policy, gamma, max_new_tokens, seed) as found:
-        found.speculative(prompts[0])  # the first call pays for start-up work of both models
+    with decoders(draft, target, policy, gamma, max_new_tokens, seed, max(map(len, groups))) as found:
+        found.speculative(groups[0])  # the first call pays for start-up work of both models
         ways = [way for way in found if way is not None]
         runs: list[list[Run]] = [[] for _ in ways]
-        for index, ids in enumerate(prompts):
+        for index, group in enumerate(groups):
             for way in in_turn(range(len(ways)), index):
-                runs[way].append(ways[way](ids))
+                runs[way].append(ways[way](group))
             if on_prompt is not None:
-                on_prompt(index + 1, len(prompts))
+                on_prompt(index + 1, len(groups))
     plain, fast, served = runs[0], runs[1], runs[2] if len(runs) > 2 else None
 
     def ratio(own: Sequence[Run]) -> Interval:
@@ -135,6 +146,15 @@ def measure_speedup(
         None if served is None else _overall(served),
         None if served is None else ratio(served),
     )
+
+
+def grouped(prompts: Sequence[Prompt], batch: int, most: int) -> list[Sequence[Prompt]]:
+    """Return at most so many groups of `batch` prompts each. None occurs twice: what is served learns from them.
+
+    Where there are fewer prompts than that, all are one group.
+    """
+    whole = [prompts[start : start + batch] for start in range(0, len(prompts) - batch + 1, batch)]
+    return (whole or [prompts])[:most] if prompts else []
 
 
 DECODERS: dict[str, MakeDecoders] = {"reference": reference_decoders}  # `distillspec.cli` adds the engine

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from distillspec.evaluation.acceptance import EvaluationResult
+from distillspec.evaluation.measured import MeasuredSpeedup
 from distillspec.evaluation.pairs import SHOWN_GAMMA, SHOWN_POSITIONS, Pair
 from distillspec.evaluation.speedup import Speedup, call
 from distillspec.types import Interval
@@ -44,15 +45,24 @@ def comparison_text(results: Sequence[EvaluationResult], pairs: Sequence[Pair] =
 def timing_lines(result: EvaluationResult) -> list[str]:
     """Return lines that say if speculation pays, as predicted at each batch size and as measured."""
     lines = [f"batch {batch}: {speedup.verdict}" for batch, speedup in (result.speedup or {}).items()]
-    if (measured := result.measured) is not None:
-        lines.append(_measured_line(f"with {measured.gamma} drafted", measured.ratio, measured.prompts))
-        if measured.served is not None:
-            lines.append(_measured_line(AS_SERVED, measured.served, measured.prompts))
+    if result.measured is not None:
+        lines += _measured_lines(result.measured, 1)
+    for batch, measured in (result.measured_at or {}).items():
+        lines += _measured_lines(measured, batch)
     return lines
 
 
-def _measured_line(how: str, ratio: Interval, prompts: int | None) -> str:
-    on = f" on {prompts} prompts" if prompts is not None else ""
+def _measured_lines(measured: MeasuredSpeedup, batch: int) -> list[str]:
+    by = f"{batch} at a time " if batch > 1 else ""
+    on = f"groups of {batch} prompts" if batch > 1 else "prompts"
+    lines = [_measured_line(f"{by}with {measured.gamma} drafted", measured.ratio, measured.prompts, on)]
+    if measured.served is not None:
+        lines.append(_measured_line(f"{by}{AS_SERVED}", measured.served, measured.prompts, on))
+    return lines
+
+
+def _measured_line(how: str, ratio: Interval, prompts: int | None, named: str) -> str:
+    on = f" on {prompts} {named}" if prompts is not None else ""
     speed = f"{_with_interval(ratio, digits=2)} times plain decoding"
     return f"measured: decoding {how} ran at {speed}{on}: {call(ratio, prompts)}."
 

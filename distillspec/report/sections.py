@@ -90,7 +90,7 @@ def block_efficiency(entries: Sequence[ReportEntry]) -> str:
 
 
 def speed_ups(entries: Sequence[ReportEntry]) -> list[str]:
-    """Return a chart of the predicted speed-up against γ for each batch size. Measured ones are circles at batch 1."""
+    """Return a chart of the predicted speed-up against γ for each batch size. Measured ones are circles."""
     batches = sorted({batch for entry in entries for batch in entry.result.get("speedup") or {}}, key=int)
     return [_speed_up(entries, batch) for batch in batches]
 
@@ -158,15 +158,15 @@ def _speed_up(entries: Sequence[ReportEntry], batch: str) -> str:
 
 
 def _speed_up_lines(entry: ReportEntry, batch: str) -> list[Line]:
-    """Return the predicted line and, at batch 1, the measured point. Empty without a prediction."""
+    """Return the predicted line and the measured point, if there is one. Empty without a prediction."""
     advice = (entry.result.get("speedup") or {}).get(batch) or {}
     predicted, intervals = advice.get("predicted"), advice.get("intervals")
     if not predicted:
         return []
     bounds = [_bounds(i) | {"y": y} for i, y in zip(intervals or [None] * len(predicted), predicted, strict=True)]
     lines = [Line(entry.label, [Point(i, **b) for i, b in enumerate(bounds, 1)], entry.color)]
-    measured = entry.result.get("measured")
-    if batch == "1" and measured:
+    measured = entry.result.get("measured") if batch == "1" else (entry.result.get("measured_at") or {}).get(batch)
+    if measured:
         point = Point(measured.get("gamma"), **_bounds(measured.get("ratio")))
         lines.append(Line(f"{entry.label}, measured", [point], entry.color, joined=False))
     return lines

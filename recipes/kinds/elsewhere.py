@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distillspec.recipes.kinds.study import JUDGED, TOKENS, Study
+from distillspec.recipes.kinds.study import JUDGED, SPEED, TOKENS, Study
 
 
 class Cell(NamedTuple):
@@ -31,7 +31,7 @@ class Cell(NamedTuple):
             f"target={study.target}",
             f"data.prompts={self.prompts}",
             f"sampling.temperature={self.temperature:g}",
-            "evaluation.measure_speedup=true",
+            *SPEED,
             *(word for word in study.words if word.startswith(JUDGED)),
         ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,14 @@ def _judged(after: dict[str, Any]) -> dict[str, Any]:
         "draft_steps": {batch: each["draft_steps"] for batch, each in cost.items()},
         "predicted": {batch: max(each["intervals"], key=lambda i: i["mean"]) for batch, each in speedup.items()},
         "measured": after.get("measured"),
+        "measured_at": after.get("measured_at") or {},
+        "best_ratio": best_ratio([tau["mean"] for tau in after["tau"]], cost["1"]["c"]) if "1" in cost else None,
     }
+
+
+def best_ratio(tau: Sequence[float], c: float) -> float:
+    """Return the largest τ(k) / (1 + k · c): what drafting alone costs, were verification as cheap as a plain step."""
+    return max(tokens / (1 + k * c) for k, tokens in enumerate(tau, 1))
 
 
 def _figures(run: Path, summary: dict[str, Any]) -> dict[str, Any]:
@@ -76,15 +83,20 @@ def _figures(run: Path, summary: dict[str, Any]) -> dict[str, Any]:
 def _table(kinds: dict[str, dict[str, Any]]) -> str:
     batches = sorted({batch for each in kinds.values() for batch in each["c"]}, key=int)
     predicted = [f"predicted at {batch}" for batch in batches]
-    head = ["kind", "α by position", f"τ({SHOWN})", "c", *predicted, "measured", "by default", "MB"]
+    more = _batches_measured(kinds.values())
+    head = ["kind", "α by position", f"τ({SHOWN})", "c", "max τ(k)/(1 + k·c)", *predicted]
+    head += ["measured", "by default", *(f"measured at {batch}" for batch in more), "minutes", "MB"]
     rows = [
         [
             kind,
             _alphas(each),
             f"{each['tau'][SHOWN - 1]['mean']:.2f}",
             f"{each['c'][batches[0]]:.3f}",
+            _number(each["best_ratio"], 2),
             *(interval_cell(each["predicted"].get(batch)) for batch in batches),
             *_measured_cells(each["measured"]),
+            *_cells_at(each, more),
+            _number(each["minutes"], 0),
             f"{each['bytes'] / 1e6:.0f}",
         ]
         for kind, each in kinds.items()
@@ -93,9 +105,18 @@ def _table(kinds: dict[str, dict[str, Any]]) -> str:
 
 
 def _table_elsewhere(found: dict[str, dict[str, Any]]) -> str:
+    more = _batches_measured(each for kinds in found.values() for each in kinds.values())
     head = ["prompts", "kind", "α by position", f"τ({SHOWN})", "measured", "by default"]
+    head += [f"measured at {batch}" for batch in more]
     rows = [
-        [name, kind, _alphas(each), f"{each['tau'][SHOWN - 1]['mean']:.2f}", *_measured_cells(each["measured"])]
+        [
+            name,
+            kind,
+            _alphas(each),
+            f"{each['tau'][SHOWN - 1]['mean']:.2f}",
+            *_measured_cells(each["measured"]),
+            *_cells_at(each, more),
+        ]
         for name, kinds in found.items()
         for kind, each in kinds.items()
     ]
@@ -116,6 +137,20 @@ def _measured_cells(measured: dict[str, Any] | None) -> tuple[str, str]:
     if measured is None:
         return "–", "–"
     return f"{interval_cell(measured['ratio'])} with {measured['gamma']}", interval_cell(measured.get("served"))
+
+
+def _batches_measured(found: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the numbers of prompts that were decoded side by side, above 1."""
+    return sorted({batch for each in found for batch in each["measured_at"]}, key=int)
+
+
+def _cells_at(each: dict[str, Any], batches: Sequence[str]) -> list[str]:
+    """Return the speed-up of the best fixed length at each of these."""
+    return [_measured_cells(each["measured_at"].get(batch))[0] for batch in batches]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def interval_cell(value: dict[str, float] | None) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 FIRST = "eagle"  # its run writes the text that all kinds learn from
 TOKENS = "tokens"  # reads no states of the target
+SPEED = ("evaluation.measure_speedup=true", "evaluation.speedup_batches=[8]")
 JUDGED = ("data.eval_prompts=", "data.max_new_tokens=")  # settings of the held-out answers, the same for all kinds
 KINDS: dict[str, tuple[str, ...]] = {
     FIRST: (),
@@ -62,6 +63,6 @@ class Study:
             *([f"data.max_minutes={self.text_minutes:g}"] if first else []),
             *([f"data.state_ids={list(self.states)}".replace(" ", "")] if first and self.states else []),
             f"train.max_minutes={self.minutes:g}",
-            "evaluation.measure_speedup=true",
+            *SPEED,
             *(word for word in self.words if first or word.startswith(JUDGED) or not word.startswith("data.")),
         ]

@@ -204,3 +204,21 @@ def test_the_benchmark_of_changes_in_a_pool_counts_requests_and_switches(
         assert found["switches"][side]["steps"] > 0
         assert found["switches"][side]["p99"] >= found["switches"][side]["p50"] > 0
         assert found["switches"][side]["read_bytes"] > 0
+
+
+def test_training_of_eagle_is_timed_from_each_source_and_its_memory_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    written: dict[str, Any] = {}
+    monkeypatch.setattr("common.write_result", written.__setitem__)
+    small = "--target tiny --vocabulary 128 --seconds 0.2 --samples 4 --repeats 1 --dtype float32"
+    run("training_eagle.py", small, monkeypatch)
+    found = written["training_eagle"]
+    assert set(found["response_tokens_per_s"]) == {
+        "recorded",
+        "recorded, every chain",
+        "live teacher",
+        "live teacher and states",
+    }
+    assert all(side["median"] > 0 for side in found["response_tokens_per_s"].values())
+    assert len(found["added_bytes"]) == 3
+    assert all(peak > 0 for peaks in found["added_bytes"].values() for peak in peaks)

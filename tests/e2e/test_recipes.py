@@ -55,6 +55,7 @@ def test_kinds_learn_from_the_same_text_and_are_compared(
         assert len(each["alpha"]) == len(each["tau"]) == 4
         assert each["bytes"] > 1000
         assert each["measured"]["tau"] >= 1
+        assert each["measured_at"]["8"]["prompts"] == 1, "fewer than eight prompts are one group"
     folders = [json.loads(Path(f"out/{kind}/summary.json").read_text()) for kind in found]
     assert len({summary["after"]["positions"] for summary in folders}) == 1, "judged on the same answers"
     assert capsys.readouterr().out.count("100% recorded with the text") == 3, "heads read another state, recorded too"

@@ -27,22 +27,18 @@ class Memory:
     """State of learning after an update."""
 
     steps: int  # since the lineage began
-    optimizer: dict[str, Any]  # empty after an update of adapters, which ended with it
+    optimizer: dict[str, Any]
     weights: dict[str, Tensor]  # float32, of the parameters that learn
     rows: HeadRows | None = None  # of the head, if it was renewed since
 
     @classmethod
-    def of(cls, steps: int, optimizer: Optimizer | None, model: PreTrainedModel) -> Memory:
+    def of(cls, steps: int, optimizer: Optimizer, model: PreTrainedModel) -> Memory:
         """Take the state of an update that has ended."""
         weights = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-        return cls(steps, {} if optimizer is None else optimizer.state_dict(), weights)
+        return cls(steps, optimizer.state_dict(), weights)
 
-    def restore(self, optimizer: Optimizer | None, model: PreTrainedModel) -> bool:
-        """Continue from here. Return False, and change nothing, if the draft learns with other parameters.
-
-        Args:
-            optimizer: of these parameters. None, and after an update of adapters: the weights alone are restored.
-        """
+    def restore(self, optimizer: Optimizer, model: PreTrainedModel) -> bool:
+        """Continue from here. Return False, and change nothing, if the draft learns with other parameters."""
         learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if self.rows is not None:
             head = set(map(id, model.get_output_embeddings().parameters()))
@@ -50,34 +46,29 @@ class Memory:
             return self._moved(self.rows, renewed, optimizer, learning).restore(optimizer, model)
         if {n: w.shape for n, w in self.weights.items()} != {n: p.shape for n, p in learning.items()}:
             return False
-        if optimizer is not None and self.optimizer:
-            try:
-                optimizer.load_state_dict(self.optimizer)
-            except ValueError:  # other groups
-                return False
+        try:
+            optimizer.load_state_dict(self.optimizer)
+        except ValueError:  # other groups
+            return False
         with torch.no_grad():
             for name, parameter in learning.items():
                 parameter.copy_(self.weights[name])
         return True
 
-    def _moved(
-        self, rows: HeadRows, names: set[str], optimizer: Optimizer | None, learning: dict[str, Tensor]
-    ) -> Memory:
+    def _moved(self, rows: HeadRows, names: set[str], optimizer: Optimizer, learning: dict[str, Tensor]) -> Memory:
         """Return the memory with the parameters `names` in the head's new order. Its new rows begin anew."""
         known = {id(p): name for name, p in learning.items()}
-        groups = [] if optimizer is None else optimizer.param_groups
-        order = [known.get(id(p)) for group in groups for p in group["params"]]
+        order = [known.get(id(p)) for group in optimizer.param_groups for p in group["params"]]
         renewed = {place for place, name in enumerate(order) if name in names}
         states = {
             place: {key: _moments_of(rows, value) if place in renewed else value for key, value in state.items()}
-            for place, state in self.optimizer.get("state", {}).items()
+            for place, state in self.optimizer["state"].items()
         }
-        moments = {**self.optimizer, "state": states} if self.optimizer else {}
         weights = {
             name: rows.moved(value, learning[name].detach()) if name in names else value
             for name, value in self.weights.items()
         }
-        return Memory(self.steps, moments, weights)
+        return Memory(self.steps, {**self.optimizer, "state": states}, weights)
 
 
 def _moments_of(rows: HeadRows, moments: Tensor) -> Tensor:

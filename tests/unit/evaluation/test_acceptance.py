@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from distillspec.config import EvaluationConfig, TargetConfig
 from distillspec.errors import ConfigError
-from distillspec.evaluation import evaluate
+from distillspec.evaluation import StepCost, evaluate
 from distillspec.evaluation.acceptance import deployed
-from distillspec.evaluation.measured import DECODERS
+from distillspec.evaluation.cost import COSTS
+from distillspec.evaluation.measured import DECODERS, Decoders, Run
 from distillspec.evaluation.positions import measure_positions
 from distillspec.models import LanguageModel, load_draft, load_target, save_draft
 from distillspec.models.checkpoint import SERVED
@@ -60,7 +64,7 @@ def test_the_json_has_the_agreed_shape(
     )
     assert set(result) == {
         "draft", "policy", "prompts", "positions", "alpha", "alpha_by_domain", "greedy_agreement",
-        "p_of_draft_argmax", "ceiling", "tau", "cost", "speedup", "measured", "cut",
+        "p_of_draft_argmax", "ceiling", "tau", "cost", "speedup", "measured", "measured_at", "cut",
         "kind", "alpha_by_position", "rank_acceptance",
     }  # fmt: skip
     assert result["policy"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -97,6 +101,30 @@ def test_the_json_has_the_agreed_shape(
     }
     assert result["measured"]["prompts"] == 2
     assert result["measured"]["served"] is None  # the reference decoder is no server
+    assert result["measured_at"] is None
+
+
+def test_prompts_side_by_side_are_decoded_by_the_engine_at_the_length_for_their_number(
+    draft: LanguageModel, target: LanguageModel, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[int, int]] = []
+
+    @contextmanager
+    def decoders(*settings: Any) -> Iterator[Decoders]:
+        made.append((settings[3], settings[6]))  # drafted tokens, prompts at a time
+        yield Decoders(lambda prompts: Run(1.0, len(prompts), 1), lambda prompts: Run(0.5, len(prompts), 1))
+
+    def costs(*_: Any) -> dict[int, StepCost]:
+        return {1: StepCost(1, 0.01, (1.0, 1.0, 1.0, 1.0)), 3: StepCost(3, 0.5, (1.0, 2.0, 4.0, 6.0))}
+
+    monkeypatch.setitem(DECODERS, "engine", decoders)
+    monkeypatch.setitem(COSTS, "engine", costs)
+    config = EvaluationConfig(3, 20, measure_speedup=True, speedup_batches=[3, 2], speedup_prompts=4)
+    result = evaluate(draft, target, samples, POLICY, config)
+    assert made == [(3, 1), (1, 3), (3, 2)]
+    assert result.measured_at is not None
+    assert {batch: own.prompts for batch, own in result.measured_at.items()} == {3: 4, 2: 4}
+    assert result.to_json()["measured_at"]["3"]["ratio"]["mean"] == pytest.approx(2.0)
 
 
 def test_the_quick_variant_takes_the_first_prompts_and_no_time(

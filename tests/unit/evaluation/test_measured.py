@@ -8,7 +8,15 @@ from functools import partial
 
 import pytest
 
-from distillspec.evaluation.measured import Decoders, MakeDecoders, MeasuredSpeedup, Run, measure_speedup
+from distillspec.evaluation.measured import (
+    Decoders,
+    MakeDecoders,
+    MeasuredSpeedup,
+    Prompt,
+    Run,
+    grouped,
+    measure_speedup,
+)
 from distillspec.models import LanguageModel
 from distillspec.types import SamplingPolicy
 
@@ -22,9 +30,10 @@ Calls = list[tuple[str, int]]
 def scripted(calls: Calls, ways: Sequence[str]) -> MakeDecoders:
     """Return decoders that write ten tokens in five runs, with the seconds of each way."""
 
-    def decode(way: str, ids: Sequence[int]) -> Run:
-        calls.append((way, ids[0]))
-        return Run(SECONDS[way] * ids[0], 10, 5)
+    def decode(way: str, prompts: Sequence[Prompt]) -> Run:
+        ((number,),) = prompts
+        calls.append((way, number))
+        return Run(SECONDS[way] * number, 10, 5)
 
     @contextmanager
     def decoders(*parts: object) -> Iterator[Decoders]:
@@ -36,7 +45,8 @@ def scripted(calls: Calls, ways: Sequence[str]) -> MakeDecoders:
 def measured(draft: LanguageModel, target: LanguageModel, ways: Sequence[str]) -> tuple[MeasuredSpeedup, Calls]:
     calls: Calls = []
     policy = SamplingPolicy(temperature=0.0)
-    return measure_speedup(draft, target, PROMPTS, policy, 2, 10, decoders=scripted(calls, ways)), calls
+    groups = grouped(PROMPTS, 1, 8)
+    return measure_speedup(draft, target, groups, policy, 2, 10, decoders=scripted(calls, ways)), calls
 
 
 def test_ways_take_turns_at_being_first(draft: LanguageModel, target: LanguageModel) -> None:
@@ -61,3 +71,10 @@ def test_without_a_server_two_ways_are_compared(draft: LanguageModel, target: La
     found, calls = measured(draft, target, ALL[:2])
     assert found.served is found.served_tokens_per_s is None
     assert calls[1:5] == [("plain", 1), ("speculative", 1), ("speculative", 2), ("plain", 2)]
+
+
+def test_prompts_side_by_side_are_measured_in_groups_that_share_none() -> None:
+    assert grouped(PROMPTS, 2, 8) == [[[1], [2]], [[3], [4]]]
+    assert grouped(PROMPTS, 2, 1) == [[[1], [2]]]
+    assert grouped(PROMPTS, 8, 8) == [PROMPTS], "too few for one group"
+    assert grouped([], 2, 8) == []

@@ -205,7 +205,7 @@ def test_measured_speeds_are_paired_and_alternate(
     monkeypatch.setattr(measured, "timed", charged)
     seen: list[tuple[int, int]] = []
     result = measure_speedup(
-        target, target, prompts[:4], SamplingPolicy(0.0), 3, 8, on_prompt=lambda *at: seen.append(at)
+        target, target, [[ids] for ids in prompts[:4]], SamplingPolicy(0.0), 3, 8, on_prompt=lambda *at: seen.append(at)
     )
     assert order == [3, 0, 3, 3, 0, 0, 3, 3, 0]  # a warm-up, then pairs in alternating order
     assert result.plain_tokens_per_s == pytest.approx(1.0)

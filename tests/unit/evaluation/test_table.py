@@ -44,12 +44,14 @@ def test_a_length_that_is_not_surely_faster_is_not_recommended(result: Evaluatio
     unsure = predict_speedup([1.25, 1.5], cost, np.array([1.25, 1.5]) * noise)
     assert result.measured is not None
     measured = replace(result.measured, ratio=Interval(1.02, 0.9, 1.1), served=Interval(1.4, 1.2, 1.6))
-    text = comparison_text([replace(result, speedup={1: unsure}, measured=measured, cut=0.73)])
+    at = {8: replace(measured, prompts=6)}
+    text = comparison_text([replace(result, speedup={1: unsure}, measured=measured, measured_at=at, cut=0.73)])
     row = next(line for line in text.splitlines() if "runs/a/draft" in line)
     assert "too close to call" in row
     assert "batch 1: Too close to call" in text
     assert "measured: decoding with 2 drafted ran at 1.02 [0.90, 1.10] times plain decoding: too close to call." in text
     assert "lengths by goodput, ran at 1.40 [1.20, 1.60] times plain decoding: faster." in text
+    assert "decoding 8 at a time with 2 drafted ran at 1.02 [0.90, 1.10] times plain decoding on 6 groups of 8" in text
     assert "73% of the held-out answers were cut at the token limit" in text
 
 

@@ -197,6 +197,14 @@ def test_metrics_that_are_not_numbers_or_cut_short_are_skipped(make_run: Callabl
     assert "no values recorded" not in page.text
 
 
+def test_what_was_measured_at_a_batch_size_is_in_its_chart(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    after = result(0.4)
+    before = page_of(tmp_path, make_run("a", train_summary(None, after), rows=metrics())).tags.count("circle")
+    after["measured_at"] = {"8": after["measured"]}
+    page = page_of(tmp_path, make_run("b", train_summary(None, after), rows=metrics()))
+    assert page.tags.count("circle") == before + 1
+
+
 def test_predictions_have_bands(make_run: Callable[..., Path], tmp_path: Path) -> None:
     with_bands = page_of(tmp_path, make_run("a", train_summary(None, result(0.4)), rows=metrics()))
     old = result(0.4)

@@ -37,6 +37,7 @@ def test_other_text_is_judged_as_the_study_was_and_own_text_at_other_temperature
         "data.prompts=code.jsonl",
         "sampling.temperature=1",
         "evaluation.measure_speedup=true",
+        "evaluation.speedup_batches=[8]",
         "data.eval_prompts=8",
     ]
     assert found[2].folder(study) == tmp_path / "elsewhere" / "code-1-block-tokens"

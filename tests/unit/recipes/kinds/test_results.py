@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from distillspec.recipes.kinds.results import write_results
+import pytest
+
+from distillspec.recipes.kinds.results import best_ratio, write_results
 from distillspec.recipes.kinds.study import Study
 
 
@@ -21,6 +23,7 @@ def judged(alpha: float, served: float | None) -> dict[str, Any]:
         "cost": {"1": {"c": 0.1, "draft_steps": [1.0, 2.0, 3.0, 4.0]}},
         "speedup": {"1": {"intervals": [interval(1.2), interval(1 + alpha)]}},
         "measured": {"ratio": interval(1.3), "gamma": 2, "served": None if served is None else interval(served)},
+        "measured_at": None if served is None else {"8": {"ratio": interval(1.1), "gamma": 1}},
     }
 
 
@@ -35,12 +38,17 @@ def test_tables_name_the_best_length_and_the_defaults_on_all_text(tmp_path: Path
     write(study.folder("tokens"), {"after": judged(0.4, None), "minutes": 10})
     write(tmp_path / "elsewhere" / "code-1-eagle-tokens", {"results": [judged(0.3, 1.1), judged(0.2, 1.0)]})
     lines = write_results(study).splitlines()
-    eagle = "| eagle | 0.500, 0.500, 0.500, 0.500 | 1.50 | 0.100 | 1.50 [1.40, 1.60] | 1.30 [1.20, 1.40] with 2"
-    assert f"{eagle} | 1.70 [1.60, 1.80] | 0 |" in lines
-    assert sum(line.startswith("| tokens ") and "with 2 | – | 0 |" in line for line in lines) == 1
+    eagle = "| eagle | 0.500, 0.500, 0.500, 0.500 | 1.50 | 0.100 | 1.07 | 1.50 [1.40, 1.60] | 1.30 [1.20, 1.40] with 2"
+    assert f"{eagle} | 1.70 [1.60, 1.80] | 1.10 [1.00, 1.20] with 1 | 10 | 0 |" in lines
+    assert sum(line.startswith("| tokens ") and "with 2 | – | – | 10 | 0 |" in line for line in lines) == 1
     assert [line.split(" | ")[:3] for line in lines if line.startswith("| code")] == [
         ["| code at T = 1", "eagle", "0.300, 0.300, 0.300, 0.300"],
         ["| code at T = 1", "tokens", "0.200, 0.200, 0.200, 0.200"],
     ]
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["elsewhere"]["code at T = 1"]["tokens"]["alpha"][0]["mean"] == 0.2
+
+
+def test_the_best_ratio_is_over_all_lengths() -> None:
+    assert best_ratio([1.5, 1.8, 1.9], 0.1) == pytest.approx(1.8 / 1.2)
+    assert best_ratio([1.5, 1.8, 1.9], 0.0) == 1.9
