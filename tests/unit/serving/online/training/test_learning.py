@@ -80,29 +80,6 @@ def test_an_update_goes_on_where_the_last_one_ended(small_draft: LanguageModel, 
     assert rates == pytest.approx([*rise, *rise[:3], *rise[3:]])
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-@pytest.mark.parametrize("after", [{"lora_rank": 4}, {}])
-def test_weights_in_float32_outlive_adapters(small_draft: LanguageModel, answer: Answer, after: dict) -> None:
-    """The next update, of adapters or of all weights, begins with what they were merged into, not with its rounding."""
-    pytest.importorskip("peft")
-    examples, config = [training_example_of(answer("a"), CONFIG)], replace(CONFIG, max_steps=2, lora_rank=4)
-    draft = fresh(small_draft)
-    _, memory = learn(draft, examples, config, LossConfig())
-    assert memory is not None
-    assert (memory.steps, memory.optimizer) == (0, {})
-    rounded = fresh(draft)
-    rounded.model.bfloat16().float()
-    head = rounded.model.get_output_embeddings().weight  # has no adapter
-    learnt, begins = draft.model.get_output_embeddings().weight, list[torch.Tensor]()
-    assert not torch.equal(head, learnt)
-    hook = register_optimizer_step_pre_hook(lambda *_: begins.append(head.detach().clone()))
-    try:
-        learn(rounded, examples, replace(CONFIG, max_steps=1, **after), LossConfig(), memory=memory)
-    finally:
-        hook.remove()
-    assert torch.equal(begins[0], learnt)
-
-
 def test_a_memory_of_other_weights_is_not_used(
     small_draft: LanguageModel, target: LanguageModel, answer: Answer
 ) -> None:
