@@ -92,14 +92,11 @@ def test_a_server_without_adaptation_says_how_to_begin(page: Any, live: Running)
     assert not page.is_visible("#adapting")
 
 
-def test_the_last_trees_are_drawn_with_their_accepted_paths(page: Any, serve: Serve) -> None:
-    running = serve(engine={"drafts": True, "tree": "topk", "widths": [2, 2], "speculation_length": 2})
-    running.complete(max_tokens=40)
-    running.wait_until_idle()
-    trees = running.state.telemetry.state()["trees"]
-    assert len(trees) == TREES
-    assert any(tree["path"] for tree in trees)
-    page.goto(running.url)
+def test_the_last_trees_are_drawn_with_their_accepted_paths(page: Any, live: Running) -> None:
+    wide, deep = {"parents": (-1, 0, -1, 0, 2, 2), "path": (2, 5)}, {"parents": (-1, 0, 1, 0), "path": ()}
+    trees = [wide, deep] * (TREES // 2)
+    live.state.telemetry.trees.extend(trees)
+    page.goto(live.url)
     page.wait_for_selector("#trees circle", state="attached")
     assert page.locator("#trees line").count() == sum(len(tree["parents"]) for tree in trees)
     assert page.locator("#trees line.taken").count() == sum(len(tree["path"]) for tree in trees)
