@@ -16,7 +16,7 @@ from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.training.process import run_trainer
 from distillspec.serving.server.bridge.online_figures import DROPS
 
-from ..server.conftest import wait_for
+from ..server.conftest import ADMIN_KEY, wait_for
 from .conftest import KEYS, Learning, StartLearning
 
 STATUS = {  # the fields of GET /admin/online. None: its fields are not listed here
@@ -41,7 +41,7 @@ GREEDY = {"model": "tiny", "prompt": "abcabc", "max_tokens": 40, "temperature": 
 
 def metric(running: Learning, name: str, **labels: str) -> float:
     """Return the value of one series of /metrics, NaN if there is none."""
-    text = running.http.get("/metrics").text
+    text = running.http.get("/metrics", headers={"Authorization": f"Bearer {ADMIN_KEY}"}).text  # of several tenants
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == f"distillspec:{name}" and labels.items() <= sample.labels.items():
