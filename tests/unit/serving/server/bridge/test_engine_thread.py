@@ -222,7 +222,9 @@ def test_a_dead_engine_is_reported_at_once(serve: Serve, monkeypatch: pytest.Mon
 def test_a_panic_ends_the_engine_at_once(serve: Serve) -> None:
     """Libraries written in Rust raise what is no Exception. The thread would end, and nobody would know."""
     running = serve()
+    release = hold(running)
     client = Client(running)
+    wait_for(lambda: running.state.bridge.open_answers == 1)
 
     class Panic(BaseException):
         pass
@@ -231,6 +233,7 @@ def test_a_panic_ends_the_engine_at_once(serve: Serve) -> None:
         raise Panic("index out of bounds")
 
     running.state.engine.at_next_step(fail)
+    release.set()
     error = client.result().json()["error"]
     assert (client.result().status_code, error["code"]) == (500, "engine_dead")
     assert "index out of bounds" in error["message"]
