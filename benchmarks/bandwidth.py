@@ -19,6 +19,7 @@ from distillspec.models.packed_products import KINDS
 from distillspec.native.library import NotBuilt
 
 UNCACHED = 1 << 28  # bytes of weights that are read before one of them is read again
+MOST_COPIES = 32  # of the weights of a trial model
 ROUNDS = 10
 PLAIN = "not packed"
 
@@ -55,7 +56,7 @@ def product_seconds(weight: Tensor, tokens: int) -> dict[str, float]:
 
     Kinds that do not work here are left out.
     """
-    copies = max(2, -(-UNCACHED // (weight.numel() * weight.element_size())))
+    copies = min(MOST_COPIES, max(2, -(-UNCACHED // (weight.numel() * weight.element_size()))))
     x = weight.new_ones(tokens, weight.shape[1])
     found = {PLAIN: _least([partial(linear, weight=weight.clone()) for _ in range(copies)], x)}
     for kind in KINDS:

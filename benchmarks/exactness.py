@@ -50,8 +50,8 @@ CHAINS = {
 WIDE: dict[str, dict[str, Any]] = {
     "sampled tree": {"proposer": "draft_model", "tree": "sampled", "widths": [3, 2]},
     "topk tree": {"proposer": "draft_model", "tree": "topk", "widths": [3, 2]},
-    "dynamic tree": {"proposer": "draft_model", "tree": "dynamic"},
-    "dynamic tree, states": {"proposer": "draft_model", "tree": "dynamic"},
+    "dynamic tree": {"proposer": "draft_model", "tree": "dynamic", "nodes": 16},
+    "dynamic tree, states": {"proposer": "draft_model", "tree": "dynamic", "nodes": 16},
     "goodput": {"controller": "goodput", "measure_costs_s": 0.5},
 }
 WAYS: dict[str, dict[str, Any]] = {**CHAINS, **WIDE}
@@ -117,8 +117,8 @@ def compare(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any
 
 
 def _settings(way: str, length: int, batch: int) -> EngineSettings:
-    least = 2 if way in WIDE else 0  # levels
-    settings = {"controller": "fixed", "speculation_length": max(least, length), **WAYS[way]}
+    levels = 2 + length % 3 if way in WIDE else length
+    settings = {"controller": "fixed", "speculation_length": levels, **WAYS[way]}
     return EngineSettings(max_slots=batch, max_model_len=400, **settings)
 
 

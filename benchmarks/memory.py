@@ -111,9 +111,9 @@ def held(target: LanguageModel, draft: LanguageModel | None, load: Load, options
     params = SamplingParams(max_tokens=ANSWER, ignore_eos=True, n=load.answers)
     waves = []
     for wave in range(2):
-        common = _words(chance, load.shared)
+        common = _words(chance, load.shared, target)
         for number, length in enumerate(load.lengths):
-            prompt = (*common, *_words(chance, length - ANSWER // 2 - load.shared))
+            prompt = (*common, *_words(chance, length - ANSWER // 2 - load.shared, target))
             engine.submit(Request(f"{wave}/{number}", prompt, params))
         waves.append(filled(engine, load.shared))
         for number in range(len(load.lengths)):
@@ -132,8 +132,8 @@ def held(target: LanguageModel, draft: LanguageModel | None, load: Load, options
     }
 
 
-def _words(chance: random.Random, count: int) -> tuple[int, ...]:
-    return tuple(chance.randrange(1000, 9000) for _ in range(count))
+def _words(chance: random.Random, count: int, target: LanguageModel) -> tuple[int, ...]:
+    return tuple(chance.randrange(target.identity.vocab_size) for _ in range(count))
 
 
 def filled(engine: Engine, shared: int) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def filled(engine: Engine, shared: int) -> dict[str, Any]:
     prompts = {row.request.id: row.prompt_length for row in rows}
     copied = sum(row.prompt_length for row in rows) - sum(prompts.values()) + shared * (len(prompts) - 1)
     whole = token_bytes([engine.target, *engine.drafts.values()])
-    taken = sum(map(resident, [engine.runner.cache, *caches_of(engine.proposer)]))
+    taken = resident([engine.runner.cache, *caches_of(engine.proposer)])
     kept = sum(map(len, engine.sequences.pool.contents)) - tokens
     return {
         "requests": len(prompts),
@@ -187,9 +187,9 @@ def fitting(sizes: Iterator[int], room: float) -> int:
     return count
 
 
-def resident(cache: SlotCache) -> int:
-    """Return the bytes of a cache's tensors that are in memory, by /proc/self/smaps."""
-    starts, total, inside = [held.data_ptr() for held in cache.tensors()], 0, False
+def resident(caches: Sequence[SlotCache]) -> int:
+    """Return the bytes of caches' tensors that are in memory, by /proc/self/smaps. Tensors may share a mapping."""
+    starts, total, inside = [held.data_ptr() for cache in caches for held in cache.tensors()], 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         bounds = line.split(" ")[0].split("-")
         if len(bounds) == 2:

@@ -1,4 +1,4 @@
-"""What a draft's folder records of its training: whose text, drawn how, the loss, and the precision of states."""
+"""Record of a training in the draft's folder: whose text, drawn how, the loss, and the precision of states."""
 
 from __future__ import annotations
 
