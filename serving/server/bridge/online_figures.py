@@ -184,8 +184,8 @@ def set_in_status(figures: OnlineFigures, status: dict[str, Any]) -> None:
 
 def without_names(figures: OnlineFigures) -> OnlineFigures:
     """Return the figures without texts that may name domains: names of drafts, and reasons."""
-    problem = figures.problem and "an operator sees why"
-    return replace(figures, problem=problem, serving=None, waiting_for=None, judged=())
+    problem, failing = (reason and "an operator sees why" for reason in (figures.problem, figures.failing))
+    return replace(figures, problem=problem, failing=failing, serving=None, waiting_for=None, judged=())
 
 
 def tiles(figures: OnlineFigures) -> list[tuple[str, str]]:
