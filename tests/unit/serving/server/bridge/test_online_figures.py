@@ -116,5 +116,5 @@ def test_no_text_is_shown_without_names(name: str) -> None:
     named: dict[str, Any] = {name: "v1 of the merger"}
     shown = without_names(replace(LEARNING, **named))
     assert "merger" not in f"{shown} {tiles(shown)} {troubles(shown)}"
-    assert bool(troubles(shown)) == (name == "problem"), "that the trainer is quarantined is shown to all"
+    assert bool(troubles(shown)) == (name in ("problem", "failing")), "that the trainer has trouble is shown to all"
     assert (shown.stage, shown.updates, shown.verdicts) == (LEARNING.stage, LEARNING.updates, LEARNING.verdicts)
