@@ -12,7 +12,7 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult, decoding_rows
-from distillspec.serving.base.rows import BEHIND, BatchView, evidence
+from distillspec.serving.base.rows import BEHIND, BatchView, evidence, names_nodes
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.bounded import WITHIN, best_within, bounds_of, chains_of
 from distillspec.serving.control.candidates import Candidates
@@ -168,7 +168,8 @@ class GoodputController:
         if why is None or view.prefill_tokens or self.max_time_per_token_s is not None:
             return None
         speculating, waiting = why.mode in ("speculating", "hoped"), why.mode == "not worth it"
-        waits = waiting and not policy.trial_is_due and not (self._named.used and policy.speculates)
+        named = self._named.used and policy.speculates and any(map(names_nodes, view.rows))
+        waits = waiting and not policy.trial_is_due and not named
         good = policy.speculates and not policy.plain_is_due if speculating else waits
         return self._held.plan if good and why.holds_for(view.rows, self.speculation_length) else None
 

@@ -61,11 +61,15 @@ class NamedRest:
         """Learn from the tokens of a speculating step, with named nodes or without."""
         (self._named if named else self._others).saw(expected, written)
 
-    def took(self, planning_s: float, outside_s: float, step_s: float) -> None:
-        """Learn the seconds of planning, and of all outside of passes, of a step in which the sources could draft."""
+    def planned(self, share: float) -> None:
+        """Learn the share that planning took of a step in which the sources could draft."""
         if self._share is None:
             self._gain = None
-        self._share = _mean(self._share, planning_s / step_s)
+        self._share = _mean(self._share, share)
+
+    def took(self, planning_s: float, outside_s: float, step_s: float) -> None:
+        """Learn the seconds of planning, and of all outside of passes, of a step that speculated as it could."""
+        self.planned(planning_s / step_s)
         self._awake_s, self._step_s = _mean(self._awake_s, outside_s), step_s
 
     def rested(self, outside_s: float) -> None:

@@ -105,6 +105,8 @@ class NamedSources:
         rows, seconds = result.view.rows, result.total_s - result.readings_s
         rest, named = self._rest(len(rows)), any(map(names_nodes, rows))
         if tokens is None:
+            if named and seconds > 0 and not rest.rests and not result.prefill_tokens:
+                rest.planned(result.planning_s / seconds)
             return seconds - result.planning_s if named else seconds
         rest.wrote(tokens[1], tokens[0], named=any(row.likely is not None for row in why.rows))
         if seconds > 0 and not result.prefill_tokens:

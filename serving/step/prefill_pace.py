@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distillspec.serving.base.plans import StepResult
 
-LEAST = 16  # tokens: a pass of fewer takes hardly less time
+LEAST = 4  # tokens. Where a pass of more takes hardly longer, their measured time allows more
 PATIENCE_S = 1.0  # prompts that wait are read within about so long, whatever that costs the others
 NEW = 0.1  # weight of the newest step in the running means
 
