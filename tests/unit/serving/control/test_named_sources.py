@@ -139,6 +139,29 @@ def test_a_plain_step_counts_without_planning() -> None:
     assert steps.learn(alone, why, None) == pytest.approx(0.03), "no source names its nodes"
 
 
+@pytest.mark.parametrize(("planning_s", "rests"), [(4e-4, False), (2e-2, True)])
+def test_planning_of_plain_steps_counts_too(planning_s: float, rests: bool) -> None:
+    """Where no speculation pays all steps are plain, and planning them costs as much."""
+    steps, seen = NamedSources(), view(0.9, names="abc")
+    why = GoodputController(4, COSTS).decide(seen)
+    steps.learn(StepResult((), seen, Plan(()), 0, 0.0, 0.02, 0.03, planning_s=planning_s), why, None)
+    for _ in range(300):
+        steps.weigh(seen.rows, 0.1)
+    assert (steps.awake(seen) is not seen) is rests
+
+
+def test_a_plain_plan_holds_while_no_row_names_nodes() -> None:
+    dear = LatencyModel(CostTable.line(0.0, 3e-2, 1e-3), CostTable.line(0.0, 1e-2, 1e-2), draft_free_s=1e-4)
+    controller, seen = GoodputController(4, dear), view(0.2, 0.1, names="abc")
+    quiet = BatchView(tuple(map(without_named, seen.rows)))
+    while step(controller, seen).plan.why.mode != "not worth it":
+        pass
+    first, second, third = (step(controller, quiet).plan.why for _ in range(3))
+    assert first.mode == "not worth it"
+    assert second is third
+    assert step(controller, seen).plan.why is not third, "planned for the nodes"
+
+
 @pytest.mark.parametrize(("earned", "other"), [("abc", "a"), ("ab", "abc")])
 def test_few_rows_and_many_rest_apart(earned: str, other: str) -> None:
     controller = GoodputController(4, COSTS)
