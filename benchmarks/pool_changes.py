@@ -1,4 +1,4 @@
-"""How soon several drafts in one engine follow a change, and what a switch between them costs.
+"""Measure how soon several drafts in one engine follow a change, and what a switch between them costs.
 
     python benchmarks/pool_changes.py --prompts math.jsonl,sql.jsonl --drafts RUN_A/draft,RUN_B/draft
 

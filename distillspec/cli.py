@@ -25,9 +25,9 @@ from distillspec.training.leaving import leaving_at_once
 
 if TYPE_CHECKING:
     from distillspec.evaluation.cost import StepCost
-    from distillspec.evaluation.measured import Decoders
+    from distillspec.evaluation.measured import Decoders, Decoding
     from distillspec.models import LanguageModel
-    from distillspec.types import Generator, SamplingPolicy, StateRequest
+    from distillspec.types import Generator, StateRequest
 
 OF_THE_ENGINE_HERE = (
     *("engine=", "engine.", "target=", "target.", "draft.", "drafts="),
@@ -136,18 +136,10 @@ def _connect_engine(settings: EngineConfig) -> None:
 
         return EngineGenerator(writer, settings, source=source, draft=draft)
 
-    def engine_decoders(
-        draft: LanguageModel,
-        target: LanguageModel,
-        policy: SamplingPolicy,
-        gamma: int,
-        max_new_tokens: int,
-        seed: int,
-        batch: int,
-    ) -> AbstractContextManager[Decoders]:
+    def engine_decoders(draft: LanguageModel, target: LanguageModel, how: Decoding) -> AbstractContextManager[Decoders]:
         from distillspec.serving.speedup import engine_decoders as decoders
 
-        return decoders(draft, target, policy, gamma, max_new_tokens, seed, batch)
+        return decoders(draft, target, how)
 
     def engine_costs(
         draft: LanguageModel, target: LanguageModel, batches: Sequence[int], max_gamma: int

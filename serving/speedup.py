@@ -12,35 +12,27 @@ import torch
 
 from distillspec.config.engine import EngineConfig
 from distillspec.evaluation.cost import CONTEXT_TOKENS, DRAFT, LOOP, VERIFY, StepCost, paired_cost
-from distillspec.evaluation.measured import Decoders, Prompt, Run
+from distillspec.evaluation.measured import Decoders, Decoding, Prompt, Run
 from distillspec.models import LanguageModel
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.engine import Engine
-from distillspec.types import SamplingPolicy
 
 
 @contextmanager
-def engine_decoders(
-    draft: LanguageModel,
-    target: LanguageModel,
-    policy: SamplingPolicy,
-    gamma: int,
-    max_new_tokens: int,
-    seed: int,
-    batch: int,
-) -> Iterator[Decoders]:
-    """Yield an engine that decodes with no drafted tokens, or with `gamma` in every step, and one with the defaults.
+def engine_decoders(draft: LanguageModel, target: LanguageModel, how: Decoding) -> Iterator[Decoders]:
+    """Yield an engine that drafts nothing, or `how.gamma` tokens in every step, and one with the defaults.
 
     Nothing is compiled: that would begin in mid-measurement. Prompts are read again at each use.
     """
-    defaults = EngineConfig(max_slots=batch, compile=False, prefix_reuse=False, seed=seed)
+    policy, gamma = how.policy, how.gamma
+    defaults = EngineConfig(max_slots=how.batch, compile=False, prefix_reuse=False, seed=how.seed)
     params = SamplingParams(
         temperature=policy.temperature,
         top_k=policy.top_k,
         top_p=policy.top_p,
         min_p=policy.min_p,
-        max_tokens=max_new_tokens,
+        max_tokens=how.max_new_tokens,
     )
 
     def decode(by: Engine, prompts: Sequence[Prompt]) -> Run:

@@ -60,32 +60,28 @@ class Decoders(NamedTuple):
     served: Decode | None = None
 
 
+class Decoding(NamedTuple):
+    """Settings that all ways to decode share. `gamma` tokens are drafted, and at most `batch` prompts run at a time."""
+
+    policy: SamplingPolicy
+    gamma: int
+    max_new_tokens: int
+    seed: int
+    batch: int
+
+
 class MakeDecoders(Protocol):
-    """Makes decoders of `batch` prompts at most, in a context that gives draft and target back."""
+    """Makes decoders, in a context that gives draft and target back."""
 
     def __call__(
-        self,
-        draft: LanguageModel,
-        target: LanguageModel,
-        policy: SamplingPolicy,
-        gamma: int,
-        max_new_tokens: int,
-        seed: int,
-        batch: int,
+        self, draft: LanguageModel, target: LanguageModel, how: Decoding
     ) -> AbstractContextManager[Decoders]: ...
 
 
 @contextmanager
-def reference_decoders(
-    draft: LanguageModel,
-    target: LanguageModel,
-    policy: SamplingPolicy,
-    gamma: int,
-    max_new_tokens: int,
-    seed: int,
-    batch: int,
-) -> Iterator[Decoders]:
+def reference_decoders(draft: LanguageModel, target: LanguageModel, how: Decoding) -> Iterator[Decoders]:
     """Yield the reference decoder, which decodes one prompt at a time by drafts that read tokens alone."""
+    policy, gamma, max_new_tokens, seed, batch = how
     assert batch == 1
 
     def plain(prompts: Sequence[Prompt]) -> Run:
@@ -121,7 +117,8 @@ def measure_speedup(
     """
     if not groups:
         raise ConfigError("the measured speed-up needs at least one prompt; raise evaluation.speedup_prompts")
-    with decoders(draft, target, policy, gamma, max_new_tokens, seed, max(map(len, groups))) as found:
+    how = Decoding(policy, gamma, max_new_tokens, seed, max(map(len, groups)))
+    with decoders(draft, target, how) as found:
         found.speculative(groups[0])  # the first call pays for start-up work of both models
         ways = [way for way in found if way is not None]
         runs: list[list[Run]] = [[] for _ in ways]

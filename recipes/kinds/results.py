@@ -68,7 +68,7 @@ def _judged(after: dict[str, Any]) -> dict[str, Any]:
 
 
 def best_ratio(tau: Sequence[float], c: float) -> float:
-    """Return the largest τ(k) / (1 + k · c): what drafting alone costs, were verification as cheap as a plain step."""
+    """Return the largest τ(k) / (1 + k · c): the speed-up if verifying k tokens took no longer than a plain step."""
     return max(tokens / (1 + k * c) for k, tokens in enumerate(tau, 1))
 
 

@@ -14,6 +14,7 @@ from distillspec.files import write_json, write_text
 from distillspec.models import load_target
 from distillspec.progress import progress
 from distillspec.provenance import provenance
+from distillspec.recipes.kinds.results import interval_cell
 from distillspec.recipes.unseen import unseen_prompts
 from distillspec.serving import Engine, EngineSettings, SamplingParams
 from distillspec.serving.base.fixed import FixedLength
@@ -26,7 +27,7 @@ from distillspec.serving.bench.records import LoadRecord
 from distillspec.serving.bench.rounds import Side, figures, take_turns, write_records
 from distillspec.serving.draft_loading import load_draft
 from distillspec.serving.proposers.named import grow_as
-from distillspec.types import Interval, Prompt
+from distillspec.types import Prompt
 
 NONE, CHAINS, TREES = "none", "goodput-chains", "goodput"
 FIXED = ("fixed-1", "fixed-2", "fixed-4", "siblings-3-2", "tree-2-2")
@@ -146,8 +147,7 @@ def _table(loads: dict[str, dict[str, Any]]) -> str:
     ]
     for share, found in loads.items():
         mean, best = found["latency_s"], found["best_fixed"]
-        ratios = [Interval(**found[f"trees_over_{name}"]) for name in ("best_fixed", CHAINS, NONE)]
         seconds = [f"{mean[NONE]:.2f}", f"{best}, {mean[best]:.2f} s", f"{mean[CHAINS]:.2f}", f"{mean[TREES]:.2f}"]
-        shown = [f"{each.mean:.2f} [{each.low:.2f}, {each.high:.2f}]" for each in ratios]
+        shown = [interval_cell(found[f"trees_over_{name}"]) for name in ("best_fixed", CHAINS, NONE)]
         lines.append(f"| {' | '.join([share, *seconds, *shown])} |")
     return "\n".join(lines) + "\n"

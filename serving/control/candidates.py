@@ -124,7 +124,10 @@ def _best_first(widths: Sequence[int], chances: RankChances) -> Iterator[Path]:
 
 
 def _survival(path: Path, chances: RankChances) -> float:
-    """Return the product of chances along a path. A rank has at most those before it; unknown ones halve on."""
+    """Return the product of the chances along a path.
+
+    A rank's chance is at most that of the ranks before it. Each rank without a known one has half of the last.
+    """
     survival = 1.0
     for level, rank in enumerate(path):
         known = chances[level] if level < len(chances) else TYPICAL

@@ -67,9 +67,8 @@ class NamedRest:
             self._gain = None
         self._share = _mean(self._share, share)
 
-    def took(self, planning_s: float, outside_s: float, step_s: float) -> None:
-        """Learn the seconds of planning, and of all outside of passes, of a step that speculated as it could."""
-        self.planned(planning_s / step_s)
+    def took(self, outside_s: float, step_s: float) -> None:
+        """Learn the seconds of all outside of passes of a step that speculated as it could."""
         self._awake_s, self._step_s = _mean(self._awake_s, outside_s), step_s
 
     def rested(self, outside_s: float) -> None:

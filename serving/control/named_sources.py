@@ -104,17 +104,17 @@ class NamedSources:
         """
         rows, seconds = result.view.rows, result.total_s - result.readings_s
         rest, named = self._rest(len(rows)), any(map(names_nodes, rows))
+        tells = seconds > 0 and not result.prefill_tokens  # what planning takes
+        if tells and named and not rest.rests:
+            rest.planned(result.planning_s / seconds)
         if tokens is None:
-            if named and seconds > 0 and not rest.rests and not result.prefill_tokens:
-                rest.planned(result.planning_s / seconds)
             return seconds - result.planning_s if named else seconds
         rest.wrote(tokens[1], tokens[0], named=any(row.likely is not None for row in why.rows))
-        if seconds > 0 and not result.prefill_tokens:
-            outside_s = seconds - result.target_s - result.draft_s
-            if rest.rests:
-                rest.rested(outside_s)
-            elif named:
-                rest.took(result.planning_s, outside_s, seconds)
+        outside_s = seconds - result.target_s - result.draft_s
+        if tells and rest.rests:
+            rest.rested(outside_s)
+        elif tells and named:
+            rest.took(outside_s, seconds)
         return seconds
 
     def _rest(self, rows: int) -> NamedRest:

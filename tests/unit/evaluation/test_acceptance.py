@@ -18,7 +18,7 @@ from distillspec.errors import ConfigError
 from distillspec.evaluation import StepCost, evaluate
 from distillspec.evaluation.acceptance import deployed
 from distillspec.evaluation.cost import COSTS
-from distillspec.evaluation.measured import DECODERS, Decoders, Run
+from distillspec.evaluation.measured import DECODERS, Decoders, Decoding, Run
 from distillspec.evaluation.positions import measure_positions
 from distillspec.models import LanguageModel, load_draft, load_target, save_draft
 from distillspec.models.checkpoint import SERVED
@@ -110,8 +110,8 @@ def test_prompts_side_by_side_are_decoded_by_the_engine_at_the_length_for_their_
     made: list[tuple[int, int]] = []
 
     @contextmanager
-    def decoders(*settings: Any) -> Iterator[Decoders]:
-        made.append((settings[3], settings[6]))  # drafted tokens, prompts at a time
+    def decoders(draft: LanguageModel, target: LanguageModel, how: Decoding) -> Iterator[Decoders]:
+        made.append((how.gamma, how.batch))
         yield Decoders(lambda prompts: Run(1.0, len(prompts), 1), lambda prompts: Run(0.5, len(prompts), 1))
 
     def costs(*_: Any) -> dict[int, StepCost]:

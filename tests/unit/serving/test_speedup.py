@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distillspec.config import DraftConfig
+from distillspec.evaluation.measured import Decoding
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.serving.speedup import engine_costs, engine_decoders
 from distillspec.serving.timed_passes import TimedPasses, Work
@@ -42,19 +43,19 @@ def test_every_batch_is_timed(target: LanguageModel) -> None:
 
 def test_a_prompt_is_decoded_plainly_with_a_fixed_length_and_as_served(target: LanguageModel) -> None:
     draft = initialise_draft(DraftConfig(layers=1), target)
-    with engine_decoders(draft, target, SamplingPolicy(temperature=0.0), 2, 12, 0, 1) as ways:
+    with engine_decoders(draft, target, Decoding(SamplingPolicy(temperature=0.0), 2, 12, 0, 1)) as ways:
         plain, fixed, served = (way([[5, 6, 7, 8]]) for way in ways if way is not None)
     assert plain.tokens == fixed.tokens == served.tokens == plain.steps
     assert fixed.steps <= plain.steps
     assert min(run.seconds for run in (plain, fixed, served)) > 0
-    with engine_decoders(draft, target, SamplingPolicy(temperature=0.0), 2, 4, 0, 1) as again:
+    with engine_decoders(draft, target, Decoding(SamplingPolicy(temperature=0.0), 2, 4, 0, 1)) as again:
         assert again.plain([[5, 6, 7, 8]]).tokens == 4, "both models were given back"
 
 
 def test_prompts_are_decoded_side_by_side(target: LanguageModel) -> None:
     draft = initialise_draft(DraftConfig(layers=1), target)
     prompts = [[5, 6, 7, 8], [9, 10, 11], [12, 13]]
-    with engine_decoders(draft, target, SamplingPolicy(temperature=0.0), 2, 6, 0, len(prompts)) as ways:
+    with engine_decoders(draft, target, Decoding(SamplingPolicy(temperature=0.0), 2, 6, 0, len(prompts))) as ways:
         runs = [way(prompts) for way in ways if way is not None]
     assert [run.tokens for run in runs] == [18] * 3
     assert runs[0].steps < 12, "one pass reads a token of each"

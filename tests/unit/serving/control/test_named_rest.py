@@ -25,7 +25,8 @@ def test_sources_that_bring_nothing_rest_longer_each_time() -> None:
 )
 def test_a_gain_is_weighed_against_the_measured_share(share: float, gain: float, rests: bool) -> None:
     rest = NamedRest()
-    rest.took(share, 2 * share, 1.0)
+    rest.planned(share)
+    rest.took(2 * share, 1.0)
     assert any(not rest.weigh(gain) for _ in range(500)) is rests
 
 
@@ -33,7 +34,8 @@ def test_a_first_share_starts_the_gain_anew() -> None:
     """A gain that was weighed before any cost was known would end in a rest at the first dear step."""
     rest = NamedRest()
     assert all(rest.weigh(0.021) for _ in range(400))
-    rest.took(0.04, 0.04, 1.0)
+    rest.planned(0.04)
+    rest.took(0.04, 1.0)
     assert rest.weigh(0.03), "twice the share is where it starts"
 
 
@@ -51,7 +53,8 @@ def test_what_is_more_outside_of_passes_than_at_rest_counts() -> None:
     """Planning takes 2 % of a step, and growing, judging and learning take more than at rest: 9 % in all."""
     rest = NamedRest()
     for _ in range(50):
-        rest.took(0.02, 0.12, 1.0)
+        rest.planned(0.02)
+        rest.took(0.12, 1.0)
     assert rest.share == pytest.approx(0.02), "not known before a rest"
     for _ in range(50):
         rest.rested(0.03)
