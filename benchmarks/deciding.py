@@ -16,7 +16,7 @@ from typing import Any
 
 from common import write_result
 from sides import make_engine
-from turns import NO_DRAFT, Bench, Side, by_turns, interval, shown, turn_options
+from turns import NO_DRAFT, Bench, Side, interval, shown, turn_options
 
 from distillspec.config import TargetConfig
 from distillspec.models import load_target
@@ -51,7 +51,7 @@ def main() -> None:
         for name, engine in engines.items():
             sides[f"{name}, always"] = Side(engine, FixedLength(LONGEST))
             sides[f"{name}, goodput"] = Side(engine, _goodput(engine))
-        found[str(batch)] = _judged(by_turns(sides, options, bench.prompts, batch))
+        found[str(batch)] = _judged(bench.rates_of(sides, batch))
         print(f"batch {batch}: {found[str(batch)]}", flush=True)
     write_result("deciding", {**bench.setting, "thresholds": THRESHOLDS, "batch": found})
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from common import write_result
 from sides import make_engine
-from turns import NO_DRAFT, Bench, Side, by_turns, interval, shown, turn_options
+from turns import NO_DRAFT, Bench, Side, interval, shown, turn_options
 
 from distillspec.config import TargetConfig
 from distillspec.models import load_target
@@ -35,7 +35,7 @@ def main() -> None:
         sides[f"{count} micro-batches"] = Side(engine)
     found: dict[str, Any] = {}
     for batch in options.batches:
-        rates = by_turns(sides, options, bench.prompts, batch)
+        rates = bench.rates_of(sides, batch)
         split = [name for name in rates if name not in (NO_DRAFT, WHOLE)]
         found[str(batch)] = {
             **shown(rates),

@@ -5,19 +5,21 @@
 
 The sides take turns (`turns.py`) on the same requests with answers of 256 tokens, one file of prompts after another.
 Shapes are policies of `distill bench` (docs/trees.md). The tuned chain is the best fixed length, and the best shape the
-best fixed one of chains and trees. Both are chosen on the odd rounds and compared with on the even ones. Writes
+best fixed one of chains and trees. Both are chosen in the first half of the rounds, and take turns with goodput over
+shapes, goodput over chains and no draft in the second half. Writes
 `results/trees.json`, with `--temperature 0` `trees_t0.json`, with `--name NAME` another.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from common import write_result
 from turns import NO_DRAFT, Bench, interval, shown, turn_options
 
-from distillspec.recipes.rates import best_on_odd, ratios
+from distillspec.recipes.rates import best_of, ratios
 from distillspec.serving.baselines.named import named_controller
 
 CHAINS = ["none", "fixed-1", "fixed-2", "fixed-3", "fixed-4"]
@@ -51,33 +53,37 @@ def main() -> None:
 
 
 def _measured(bench: Bench, batch: int) -> dict[str, Any]:
+    """Choose the best fixed shapes in half of the rounds, and compare in the others."""
     options, engine = bench.options, bench.engine
-    names = [*options.chains, *options.shapes, GOODPUT, GOODPUT_CHAINS]
-    rates = bench.rates(
-        {
-            name: named_controller(name, options.speculation_length, engine.costs, settings=engine.settings)
-            for name in names
-        },
-        batch,
-    )
-    chain, tree = best_on_odd(rates, options.chains), best_on_odd(rates, options.shapes)
-    shape = best_on_odd(rates, [chain, tree])
+    choosing, comparing = bench.halves(batch)
+
+    def rates_of(names: Sequence[str], prompts: Sequence[Sequence[int]]) -> dict[str, list[float]]:
+        own = (options.speculation_length, engine.costs)
+        return bench.rates(
+            {name: named_controller(name, *own, settings=engine.settings) for name in names}, batch, prompts
+        )
+
+    chosen = rates_of([*options.chains, *options.shapes], choosing)
+    chain, tree = best_of(chosen, options.chains), best_of(chosen, options.shapes)
+    shape = best_of(chosen, [chain, tree])
+    rates = rates_of([chain, tree, GOODPUT, GOODPUT_CHAINS], comparing)
     times_no_draft = {name: interval(ratios(rates, name, NO_DRAFT)) for name in rates}
     over = {
-        "tuned_chain": interval(ratios(rates, GOODPUT, chain)[1::2]),
-        "best_shape": interval(ratios(rates, GOODPUT, shape)[1::2]),
+        "tuned_chain": interval(ratios(rates, GOODPUT, chain)),
+        "best_shape": interval(ratios(rates, GOODPUT, shape)),
         "no_draft": times_no_draft[GOODPUT],
     }
     return {
-        **shown(rates),
-        "times_no_draft": times_no_draft,
+        "choosing": shown(chosen),
         "tuned_chain": chain,
         "best_tree": tree,
         "best_shape": shape,
+        **shown(rates),
+        "times_no_draft": times_no_draft,
         "trees_over_tuned_chain": over["tuned_chain"],
         "trees_over_goodput_chains": interval(ratios(rates, GOODPUT, GOODPUT_CHAINS)),
         "trees_over_best_shape": over["best_shape"],
-        "best_tree_over_tuned_chain": interval(ratios(rates, tree, chain)[1::2]),
+        "best_tree_over_tuned_chain": interval(ratios(rates, tree, chain)),
         "met": {
             against: all(over[against][end] >= least for end, least in by_batch[str(batch)].items())
             for against, by_batch in GOALS.items()

@@ -4,6 +4,9 @@ A round answers `batch` prompts that the draft was not trained on. The sides tak
 controllers of one engine, and an engine without a draft beside it, which goes on behind the other one's text: a step
 takes the longer, the longer its context is. The first step of a turn does not count: a draft may have to read what it
 missed.
+
+Where the best of several sides is compared with, it is chosen in the rounds of the first half, in which all sides take
+turns. The second half has other prompts and few sides, which write more tokens each (`Bench.halves`).
 """
 
 from __future__ import annotations
@@ -92,7 +95,14 @@ class Bench:
         assert self.engine.draft is not None
         return replace(self, prompts=_unseen(self.options, prompts, self.engine.target, self.engine.draft))
 
-    def rates(self, controllers: Mapping[str, LengthController], batch: int) -> dict[str, list[float]]:
+    def halves(self, batch: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the prompts of the rounds that choose, and of those that compare."""
+        count = self.options.rounds * max(1, ALIKE // batch) // 2 * batch
+        return self.prompts[:count], self.prompts[count : 2 * count]
+
+    def rates(
+        self, controllers: Mapping[str, LengthController], batch: int, prompts: Sequence[Sequence[int]]
+    ) -> dict[str, list[float]]:
         """Return the tokens a second of each controller by round, and of `plain` as "no draft".
 
         Args:
@@ -100,14 +110,21 @@ class Bench:
         """
         named = {name: tree_settings(name, self.engine.settings) for name in controllers}
         sides = {name: Side(self.engine, controller, named[name]) for name, controller in controllers.items()}
-        return by_turns({NO_DRAFT: Side(self.plain), **sides}, self.options, self.prompts, batch)
+        return self.rates_of({NO_DRAFT: Side(self.plain), **sides}, batch, prompts)
+
+    def rates_of(
+        self, sides: Mapping[str, Side], batch: int, prompts: Sequence[Sequence[int]] | None = None
+    ) -> dict[str, list[float]]:
+        """Return the tokens a second of each side by round. `prompts`: those of all rounds by default."""
+        every = [text for half in self.halves(batch) for text in half]
+        return by_turns(sides, every if prompts is None else prompts, self.options.temperature, batch)
 
 
 def by_turns(
-    sides: Mapping[str, Side], options: argparse.Namespace, prompts: Sequence[Sequence[int]], batch: int
+    sides: Mapping[str, Side], prompts: Sequence[Sequence[int]], temperature: float, batch: int
 ) -> dict[str, list[float]]:
     """Return the tokens a second of each side by round. Rounds have `batch` prompts each, the same for all sides."""
-    params = SamplingParams(temperature=options.temperature, max_tokens=TOKENS, ignore_eos=True)
+    params = SamplingParams(temperature=temperature, max_tokens=TOKENS, ignore_eos=True)
     engines = list({id(side.engine): side.engine for side in sides.values()}.values())
     leader = next(side.engine for side in sides.values() if side.controller is not None)
     rates: dict[str, list[float]] = {name: [] for name in sides}
@@ -115,9 +132,9 @@ def by_turns(
     for side in sides.values():  # warm up
         side.use()
         generate(side.engine, prompts[:batch], greedy(16 if side.controller else 32))
-    for round_ in range(options.rounds * max(1, ALIKE // batch)):
+    for first in range(0, len(prompts), batch):
         for engine in engines:
-            _begin(engine, prompts[round_ * batch : (round_ + 1) * batch], params)
+            _begin(engine, prompts[first : first + batch], params)
         spent: dict[str, list[tuple[int, float]]] = {name: [] for name in sides}
         while len(leader.sequences.decoding) == batch:
             for name in chance.sample(list(sides), len(sides)):
@@ -149,7 +166,7 @@ def turn_options(about: str, batches: Sequence[int], **more: Any) -> argparse.Na
         parser.add_argument(f"--{name.replace('_', '-')}", default=default, **kind)
     options = parser.parse_args()
     if options.rounds < 4:
-        parser.error(f"--rounds {options.rounds}: two odd and two even ones are needed, so at least 4")
+        parser.error(f"--rounds {options.rounds}: two choose and two compare, so at least 4")
     return options
 
 

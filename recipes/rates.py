@@ -26,6 +26,11 @@ def shown(found: tuple[float, float, float]) -> str:
     return "{:.2f} [{:.2f}, {:.2f}]".format(*found)
 
 
+def best_of(rates: Mapping[str, Sequence[float]], names: Sequence[str]) -> str:
+    """Return the best of some sides by its median."""
+    return max(names, key=lambda name: statistics.median(rates[name]))
+
+
 def best_on_odd(rates: Mapping[str, Sequence[float]], names: Sequence[str]) -> str:
     """Return the best of some sides by its median over rounds 1, 3, …."""
-    return max(names, key=lambda name: statistics.median(rates[name][::2]))
+    return best_of({name: rates[name][::2] for name in names}, names)
