@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from distillspec.recipes.smartspec.sweeps import MakePolicy, Sweep
 from distillspec.serving.baselines.smartspec import MovingAcceptance, SmartSpecController
-from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.simulation import Hardware, Policy, SimulatedRequest, load_hardware, load_workload
 
 FIXED = ("fixed-1", "fixed-3", "fixed-5")

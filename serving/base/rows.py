@@ -100,6 +100,16 @@ def names_nodes(row: RowView) -> bool:
     return row.likely is not None or any(option.likely is not None for option in row.others)
 
 
+def without_named(row: RowView) -> RowView:
+    """Return the row without the sources that name their nodes."""
+    if not names_nodes(row):
+        return row
+    own = [option for option in row.options if option.likely is None]
+    if not own:
+        return row._replace(limit=0, match=0, likely=None)
+    return row.with_option(own[0])._replace(others=tuple(own[1:]))
+
+
 @dataclass(frozen=True)
 class BatchView:
     """Batch of the next step: decoding rows, prompt tokens read beside them, waiting requests."""

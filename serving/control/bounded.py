@@ -14,10 +14,8 @@ from collections.abc import Sequence
 import numpy
 
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.drafted import Ints
-from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import Floats
 
 MOST_LEVELS = 48  # values of τ that are tried, evenly chosen where there are more
@@ -29,25 +27,6 @@ def bounds_of(rows: Sequence[RowView], of_all: float | None) -> Floats | None:
     """Return the bound on seconds a token of each row, its own or that of all. None: without any, infinity: for one."""
     own = [row.max_time_per_token_s or of_all for row in rows]
     return numpy.array([bound or numpy.inf for bound in own]) if any(own) else None
-
-
-def chains_of(
-    rows: Sequence[RowView], most: int, acceptance: AcceptanceEstimate, latency: LatencyModel, prefill_tokens: int = 0
-) -> ChainBatch:
-    """Return the chains of rows that their own sources draft for, up to `most` tokens each."""
-    own = [(row.at_once, row.source) if row.drafted_by_model else None for row in rows]
-    sources = dict.fromkeys([source for source in own if source is not None])
-    costs = [latency.of_draft(*source) for source in sources] or [latency]
-    masks = [numpy.array([each == source for each in own]) for source in (*sources, None)]
-    return ChainBatch(
-        acceptance.of_rows(rows)[..., 0].cumprod(1),
-        numpy.array([min(row.limit, most) for row in rows], dtype=numpy.int64),
-        numpy.array([row.context_tokens for row in rows], dtype=numpy.int64),
-        costs[0],
-        prefill_tokens,
-        numpy.array([row.drafted_by_model for row in rows], dtype=bool),
-        list(zip([*costs, latency], masks, strict=True)) if len(costs) > 1 else None,
-    )
 
 
 def best_within(

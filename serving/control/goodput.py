@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy
 
 from distillspec.config.engine import LENGTHS
 from distillspec.errors import ConfigError
-from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.candidates import Candidates
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult, decoding_rows
-from distillspec.serving.base.rows import BEHIND, BatchView, evidence, names_nodes
-from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.bounded import WITHIN, best_within, bounds_of, chains_of
-from distillspec.serving.control.candidates import Candidates
-from distillspec.serving.control.choice import HOPE, Choice
-from distillspec.serving.control.decision import Decision, Mode
+from distillspec.serving.base.rows import BatchView, names_nodes, without_named
+from distillspec.serving.control.bounded import WITHIN, best_within, bounds_of
+from distillspec.serving.control.decision import Decision
 from distillspec.serving.control.held_plan import HeldPlan
-from distillspec.serving.control.named_sources import NamedSources, trials_of_drafts, without_named
+from distillspec.serving.control.named_sources import NamedSources
 from distillspec.serving.control.offers import StepPlan
 from distillspec.serving.control.price_list import PriceList
-from distillspec.serving.control.speculation_policy import SpeculationPolicy
+from distillspec.serving.control.speculation_policy import HOPE, SpeculationPolicy
+from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
+from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.live_latency import LiveLatency
 from distillspec.serving.costs.step_work import catch_up_s, drafting_s, work_of
@@ -90,11 +88,10 @@ class GoodputController:
         self._learn()
         return self._speculation
 
-    def use_costs(self, latency: LatencyModel) -> None:
-        """Go on from newly measured costs."""
-        self._learn()
-        self._forget_plans()
-        self._costs = LiveLatency(latency, drafts_with_model=self._costs.drafts_with_model)
+    @property
+    def most_nodes(self) -> int:
+        """The most tokens of a row's tree."""
+        return self.speculation_length if self.trees is None else len(self.trees)
 
     def plan(self, view: BatchView) -> Plan:
         view = self._named.awake(view)
@@ -103,64 +100,6 @@ class GoodputController:
         decision = self._decide_again(view) or self.decide(view)
         rows = map(RowPlan.of, decision.rows, decision.shapes)
         return Plan(tuple(rows), decision.predicted_tokens, decision.predicted_s, decision)
-
-    def decide(self, view: BatchView) -> Decision:
-        """Plan lengths, with reasons, by all steps so far. The same view gives the same decision.
-
-        The time of prompts read in the same step is paid whatever is drafted. Counted in, it would make each drafted
-        token look cheap (the ratio is low anyway), so lengths are chosen without it. Bounds hold for the whole step.
-        """
-        self._learn()
-        bounds = bounds_of(view.rows, self.max_time_per_token_s)
-        if bounds is not None or self._alike:
-            return self._decide_chains(view, bounds)
-        named = self._named.applies(view.rows)
-        prices = self._prices(view, self.trees)
-        if named and self._named.keep(prices, view, self._steps):
-            # A draft that is not worth its cost is tried too, if it may be.
-            other = prices.hopeful(HOPE).plan(view.rows, second=True)
-            if other.goodput > prices.plain(view.rows).goodput:
-                return self._decided(view, prices, other, named=True, second=True)
-        return self._decided(view, prices, prices.plan(view.rows), named=named)
-
-    def _decide_again(self, view: BatchView) -> Decision | None:
-        """Decide by the last price list, where rows have sources that name their nodes."""
-        policy, prices = self._speculation, self._named.kept(view, self._steps)
-        if prices is None or not policy.speculates or policy.plain_is_due:
-            return None
-        return self._decided(view, prices, prices.plan(view.rows), named=True)
-
-    def _decided(
-        self, view: BatchView, prices: PriceList, best: StepPlan, *, named: bool, second: bool = False
-    ) -> Decision:
-        """Return the decision between the best plan and others. `second`: it has rows' second best sources."""
-        plain = prices.plain(view.rows)
-        if named and not second:
-            self._named.weigh(view.rows, best.gain)
-        mode, planned = self._choice(view, prices).of(best, plain)
-        promised = self._named.promise(best, plain, usual=not second) if named else best.goodput
-        return self._reasons(mode, view, planned, best, (plain.goodput, promised))
-
-    def _decide_chains(self, view: BatchView, bounds: Floats | None) -> Decision:
-        """Plan chains of one source for each row: all of one length, or within bounds."""
-        rows = [row.with_option(row.options[0]) for row in map(without_named, view.rows)]
-        view = replace(view, rows=tuple(rows))
-        prices = self._prices(view, None)
-        batch = chains_of(rows, self.speculation_length, self.acceptance, self.latency, view.prefill_tokens)
-        best, plain = prices.plan(rows), prices.plain(rows)
-        if self._alike:
-            every = batch.alike
-            place = numpy.argmax([each.goodput for each in batch.expected(every)])
-            best = prices.chains(rows, every[place].tolist())
-        mode, planned = self._choice(view, prices).of(best, plain)
-        excess = None
-        if bounds is not None:
-            prompts_s, lengths = self.latency.prompts_s(len(rows), view.prefill_tokens), numpy.array(planned.depths)
-            kept, excess = best_within(batch, bounds, lengths, prompts_s, alike=self._alike)
-            if kept is not lengths:
-                mode = "within bounds" if excess <= WITHIN else "bounds out of reach"
-                planned = prices.chains(rows, kept.tolist())
-        return self._reasons(mode, view, planned, best, (plain.goodput, best.goodput), excess)
 
     def _held_for(self, view: BatchView) -> Plan | None:
         """Return the last step's plan if it is good for this one too."""
@@ -173,12 +112,105 @@ class GoodputController:
         good = policy.speculates and not policy.plain_is_due if speculating else waits
         return self._held.plan if good and why.holds_for(view.rows, self.speculation_length) else None
 
+    def _decide_again(self, view: BatchView) -> Decision | None:
+        """Decide by the last price list, where rows have sources that name their nodes."""
+        policy, prices = self._speculation, self._held.prices(view, self._steps)
+        if prices is None or not policy.speculates or policy.plain_is_due:
+            return None
+        return self._decided(view, prices, prices.plan(view.rows), named=True)
+
+    def decide(self, view: BatchView) -> Decision:
+        """Plan lengths, with reasons, by all steps so far. The same view gives the same decision.
+
+        The time of prompts read in the same step is paid whatever is drafted. Counted in, it would make each drafted
+        token look cheap (the ratio is low anyway), so lengths are chosen without it. Bounds hold for the whole step.
+        """
+        self._learn()
+        bounds = bounds_of(view.rows, self.max_time_per_token_s)
+        if bounds is not None or self._alike:
+            return self._decide_chains(view, bounds)
+        prices, named = self._prices(view, self.trees), self._named.apply(view.rows)
+        if named:
+            self._held.keep(prices, view.rows, self._steps)
+        if named and self._named.second_is_due(self._steps):
+            # A draft that is not worth its cost is tried too, if it may be.
+            other = prices.hopeful(HOPE).plan(view.rows, second=True)
+            if other.goodput > prices.plain(view.rows).goodput:
+                return self._decided(view, prices, other, named=True, second=True)
+        return self._decided(view, prices, prices.plan(view.rows), named=named)
+
+    def _decide_chains(self, view: BatchView, bounds: Floats | None) -> Decision:
+        """Plan chains of one source for each row: all of one length, or within bounds."""
+        rows = [row.with_option(row.options[0]) for row in map(without_named, view.rows)]
+        view = replace(view, rows=tuple(rows))
+        prices = self._prices(view, None)
+        survival = self.acceptance.of_rows(rows)[:, : self.speculation_length, 0].cumprod(1)
+        batch = ChainBatch.of_rows(rows, survival, self.latency, view.prefill_tokens)
+        best = prices.plan(view.rows)
+        if self._alike:
+            every = batch.alike
+            place = numpy.argmax([each.goodput for each in batch.expected(every)])
+            best = prices.chains(view.rows, every[place].tolist())
+        return self._decided(view, prices, best, bounded=None if bounds is None else (batch, bounds))
+
+    def _prices(self, view: BatchView, trees: Candidates | None) -> PriceList:
+        own = (view.rows, self.speculation_length, self.acceptance, self.latency)
+        before, prefill_tokens = self._held.drafted(view.rows), view.prefill_tokens
+        return PriceList(*own, trees=trees, price=self._price, prefill_tokens=prefill_tokens, before=before)
+
+    def _decided(
+        self,
+        view: BatchView,
+        prices: PriceList,
+        best: StepPlan,
+        *,
+        named: bool = False,
+        second: bool = False,
+        bounded: tuple[ChainBatch, Floats] | None = None,
+    ) -> Decision:
+        """Return the decision between the best plan and others.
+
+        Args:
+            named: by what plans usually promise, as where sources name their nodes.
+            second: the plan has rows' second best sources.
+            bounded: chains of the rows, and their bounds.
+        """
+        plain, policy, latency = prices.plain(view.rows), self.speculation, self.latency
+        mode, planned = policy.choose(view.rows, prices, best, plain, self._held.unexplored)
+        excess: float | None = None
+        further_s = latency.prompts_s(len(view.rows), view.prefill_tokens)
+        if bounded is not None:
+            lengths = numpy.array(planned.depths)
+            kept, excess = best_within(*bounded, lengths, further_s, alike=self._alike)
+            if kept is not lengths:
+                mode = "within bounds" if excess <= WITHIN else "bounds out of reach"
+                planned = prices.chains(view.rows, kept.tolist())
+        rows = tuple([each.row for each in planned.chosen])
+        usual = self._named.usual(best, plain, second=second) if named else None
+        return Decision(
+            mode=mode,
+            shapes=tuple([each.shape for each in planned.chosen]),
+            rows=rows,
+            predicted_tokens=planned.expected.tokens,
+            predicted_s=planned.expected.seconds + further_s + catch_up_s(latency, rows, planned.depths),
+            plain_tokens_per_s=policy.plain_rate(plain.goodput),
+            best_tokens_per_s=best.goodput * policy.gain,
+            uncertainty=policy.uncertainty,
+            hazards=tuple(self._acceptance.hazards().tolist()),
+            latency=latency,
+            raw=(plain.goodput, best.goodput if usual is None else plain.goodput * usual),
+            slo_violation=excess,
+            usual=usual,
+            gain=best.gain if named and not second and any(map(names_nodes, view.rows)) else None,
+        )
+
     def observe(self, result: StepResult) -> None:
         """Keep a step. The next planning learns from it.
 
         Steps of one plan are learnt from together: after a pass the processor's caches hold none of this code.
         """
-        self._held.observe(result, self._steps)
+        if self._held.observe(result, self._steps):
+            self._named.decided(result.plan.why)
         self._steps += 1
         self._named.step(len(result.view.rows))
         self._count(result)
@@ -186,62 +218,13 @@ class GoodputController:
         if self._held.decision(self._steps) is None:
             self._learn()
 
-    def draft_changed(self, acceptance: float | None = None) -> None:
-        """Forget the old draft's measured gain, and its acceptance where the new one's is not known."""
-        self.acceptance.change_draft(acceptance)
-        self._speculation = SpeculationPolicy()
-        self._forget_plans()
-
-    def member_changed(self, change: DraftChange) -> None:
-        """Forget what one of several drafts accepted and cost, as far as the new one's is not known."""
-        for kind in (change.source, (change.source, BEHIND)):
-            self.acceptance.change(kind, change.acceptance)
-        self._costs.draft_changed(change)
-        self._speculation = SpeculationPolicy()
-        self._forget_plans()
-
-    def _forget_plans(self) -> None:
-        self._held.drop()
-        self._named.drop()
-
-    @property
-    def most_nodes(self) -> int:
-        """The most tokens of a row's tree."""
-        return self.speculation_length if self.trees is None else len(self.trees)
-
-    def _reasons(
-        self,
-        mode: Mode,
-        view: BatchView,
-        planned: StepPlan,
-        best: StepPlan,
-        rates: tuple[float, float],
-        excess: float | None = None,
-    ) -> Decision:
-        """Return the decision for a plan.
-
-        Args:
-            rates: tokens a second without speculation, and those by which speculation is judged.
-        """
-        latency, policy = self._costs.latency, self._speculation
-        rows, shapes = zip(*[(each.row, each.shape) for each in planned.chosen], strict=True) if view.rows else ((), ())
-        lengths = tuple(planned.depths)
-        further_s = latency.prompts_s(len(rows), view.prefill_tokens) + catch_up_s(latency, rows, lengths)
-        return Decision(
-            mode,
-            lengths,
-            shapes,
-            rows,
-            planned.expected.tokens,
-            planned.expected.seconds + further_s,
-            policy.plain_rate(rates[0]),
-            best.goodput * policy.gain,
-            policy.uncertainty,
-            tuple(self._acceptance.hazards().tolist()),
-            latency,
-            rates,
-            excess,
-        )
+    def _count(self, result: StepResult) -> None:
+        """Count a step that rows decoded in: trials and plain steps are due by these counts."""
+        if not (rows := decoding_rows(result)):
+            return
+        why, speculated = result.plan.why, any(row.nodes for row in rows)
+        trial = speculated and isinstance(why, Decision) and why.mode == "trial"
+        self._speculation.step_passed(speculated, catch_up_s(self.latency, why.rows, why.lengths) if trial else None)
 
     def _learn(self) -> None:
         """Learn from the steps that wait: acceptance, costs, and errors of the predictions."""
@@ -263,34 +246,36 @@ class GoodputController:
             result.target_s,
             drafting_s(view, result),
         )
-        kinds = {row.sequence_id: kind for row in view.rows if (kind := evidence(row))}
-        tried = trials_of_drafts(view.rows, rows)
-        self._acceptance.observe(tried, [kinds.get(row.sequence_id, 0) for row in tried] if kinds else None)
-        if isinstance(why, Decision):
-            self._price = why.raw[1]
-            if rows and sure:
-                self._judge(result, why, rows, prompts_s)
-
-    def _prices(self, view: BatchView, trees: Candidates | None) -> PriceList:
-        own = (view.rows, self.speculation_length, self.acceptance, self.latency)
-        before, prefill_tokens = self._held.drafted(view.rows), view.prefill_tokens
-        return PriceList(*own, trees=trees, price=self._price, prefill_tokens=prefill_tokens, before=before)
-
-    def _choice(self, view: BatchView, prices: PriceList) -> Choice:
-        return Choice(view.rows, prices, self.speculation, self._held.unexplored)
-
-    def _count(self, result: StepResult) -> None:
-        """Count a step that rows decoded in: trials and plain steps are due by these counts."""
-        if not (rows := decoding_rows(result)):
+        self._acceptance.learn(rows, view.rows)
+        if not isinstance(why, Decision):
             return
-        why, speculated = result.plan.why, any(row.nodes for row in rows)
-        trial = speculated and isinstance(why, Decision) and why.mode == "trial"
-        self._speculation.step_passed(speculated, catch_up_s(self.latency, why.rows, why.lengths) if trial else None)
+        self._price = why.raw[1]
+        if rows and sure:  # the error of the prediction says whether speculation continues
+            speculated = any(row.nodes for row in rows)
+            tokens = (sum([row.emitted for row in rows]), why.predicted_tokens) if speculated else None
+            measured_s = self._named.learn(result, why, tokens)
+            self._speculation.saw(measured_s, why.predicted_s - prompts_s, prompts_s, tokens)
+            self._speculation.judge(*why.raw)  # of plain steps too: other rows, or drafts, may be worth it
 
-    def _judge(self, result: StepResult, why: Decision, rows: Sequence[RowResult], prompts_s: float) -> None:
-        """Record the error of the prediction, and decide whether speculation continues."""
-        policy, speculated = self._speculation, any(row.nodes for row in rows)
-        tokens = (sum([row.emitted for row in rows]), why.predicted_tokens) if speculated else None
-        measured_s = self._named.learn(result, why, tokens)
-        policy.saw(measured_s, why.predicted_s - prompts_s, prompts_s, tokens)
-        policy.judge(*why.raw)  # of plain steps too: other rows, or drafts, may be worth it
+    def use_costs(self, latency: LatencyModel) -> None:
+        """Go on from newly measured costs."""
+        self._learn()
+        self._forget_plans()
+        self._costs = LiveLatency(latency, drafts_with_model=self._costs.drafts_with_model)
+
+    def draft_changed(self, acceptance: float | None = None) -> None:
+        """Forget the old draft's measured gain, and its acceptance where the new one's is not known."""
+        self.acceptance.change_draft(acceptance)
+        self._speculation = SpeculationPolicy()
+        self._forget_plans()
+
+    def member_changed(self, change: DraftChange) -> None:
+        """Forget what one of several drafts accepted and cost, as far as the new one's is not known."""
+        self.acceptance.change(change.source, change.acceptance)
+        self._costs.draft_changed(change)
+        self._speculation = SpeculationPolicy()
+        self._forget_plans()
+
+    def _forget_plans(self) -> None:
+        self._held.drop()
+        self._named.drop()

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy
 
+from distillspec.serving.base.candidates import Candidates
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.control.candidates import Candidates
 from distillspec.serving.costs.drafted import DraftedCosts
 from distillspec.serving.costs.table import Floats
 

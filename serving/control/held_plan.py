@@ -1,4 +1,8 @@
-"""The plan that steps share: planning takes 4 % of a small step, and most plans come out as the one before."""
+"""What steps share: planning takes 4 % of a small step, and most plans come out as the one before.
+
+A step takes the plan of the one before it as it is. Nodes that sources name change with every step, so where there are
+any, steps share the price list alone.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,21 @@ from collections import Counter
 from collections.abc import Sequence
 
 from distillspec.serving.base.plans import Plan, StepResult
-from distillspec.serving.base.rows import RowView
+from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.control.decision import Decision
 from distillspec.serving.control.offers import by_source
+from distillspec.serving.control.price_list import PriceList
 
 HELD, MOST_HELD = 8, 32  # steps that one plan holds for: at first, and after plans that were all alike
-HOPED = (
-    4  # steps of a plan that would pay if acceptance were what it may be: finding it takes as long as several others
-)
+# Steps of a plan that would pay if acceptance were what it may be. Finding it takes as long as several others.
+HOPED = 4
 
 
 class HeldPlan:
-    """The last step's plan, and the step up to which others take it too.
+    """The last step's plan and price list, and the steps up to which others take them too.
 
-    A plan that comes out as the one before holds twice as long as that one, up to a bound.
+    A plan that comes out as the one before holds twice as long as that one, up to a bound. A price list holds `HELD`
+    steps, until rows come or go.
 
     Attributes:
         plan: None: the next step is planned for.
@@ -27,32 +32,38 @@ class HeldPlan:
     """
 
     def __init__(self) -> None:
+        self.drop()
+        self._until = 0
+
+    def drop(self) -> None:
+        """Forget the plan and those before: the draft, or the costs, are others."""
         self.plan: Plan | None = None
-        self.unexplored = 0
         self._before: Decision | None = None  # the last one that speculated
         self._displaced: Decision | None = None  # by that of `plan`
-        self._held, self._until = HELD, 0
+        self._prices: tuple[PriceList, list[str], int] | None = None  # with the rows and the step it was made for
+        self._held, self.unexplored = HELD, 0
 
-    def observe(self, result: StepResult, step: int) -> None:
+    def observe(self, result: StepResult, step: int) -> bool:
         """Note the step of this number. A plan holds on if no prompts were read in it.
 
         Where a step is planned for before the one before it has ended, two plans are made in a row, and the first one's
         further steps end after the second one has displaced it.
+
+        Returns:
+            True for the first step of a decision.
         """
         before, why = None if self.plan is None else self.plan.why, result.plan.why
-        if isinstance(why, Decision):
+        decided = isinstance(why, Decision)
+        if decided:
             self.unexplored = 0 if why.mode == "exploring" else self.unexplored + (why.mode == "speculating")
             if why is self._displaced and not result.prefill_tokens:
-                return
-        self.plan = result.plan if isinstance(why, Decision) and not result.prefill_tokens else None
-        if isinstance(why, Decision) and why is not before:
-            self._displaced = before
-            self._renew(why, step)
-
-    def drop(self) -> None:
-        """Forget the plan and those before: the draft, or the costs, are others."""
-        self.plan = self._before = self._displaced = None
-        self._held, self.unexplored = HELD, 0
+                return False
+        self.plan = result.plan if decided and not result.prefill_tokens else None
+        if not decided or why is before:
+            return False
+        self._displaced = before
+        self._renew(why, step)
+        return True
 
     def decision(self, step: int) -> Decision | None:
         """Return the decision that holds for the step of this number, None where it is to be planned for."""
@@ -66,6 +77,18 @@ class HeldPlan:
         if before is None or _sources(before.rows) != _sources(rows):
             return None
         return by_source([(row.source, shape.nodes) for row, shape in zip(rows, before.shapes, strict=True)])
+
+    def keep(self, prices: PriceList, rows: Sequence[RowView], step: int) -> None:
+        """Keep a list made at the step of this number for those after it."""
+        self._prices = prices, _names(rows), step
+
+    def prices(self, view: BatchView, step: int) -> PriceList | None:
+        """Return the list of an earlier step that is good for this one too. No list is that counts prompt tokens."""
+        if self._prices is None or view.prefill_tokens:
+            return None
+        prices, names, made = self._prices
+        good = made < step < made + HELD and not prices.costs.prefill_tokens and names == _names(view.rows)
+        return prices if good else None
 
     def _renew(self, decision: Decision, step: int) -> None:
         if decision.mode != "speculating":

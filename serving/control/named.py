@@ -8,10 +8,10 @@ from typing import Any
 
 from distillspec.config.engine import CUT, EngineConfig
 from distillspec.config.registry import CONTROLLERS, check_options, find
+from distillspec.serving.base.candidates import RankChances, best_tree, candidates, shape_of
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.fixed import FixedLength, FixedTree
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.control.candidates import RankChances, best_tree, candidates, shape_of
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
 

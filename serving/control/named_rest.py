@@ -14,23 +14,6 @@ REST, MOST_REST = 64, 1024
 FORGET, SURE = 1 / 512, 64.0
 
 
-class Kept:
-    """Share of the expected tokens that were written."""
-
-    def __init__(self) -> None:
-        self._expected = self._written = SURE
-
-    def saw(self, expected: float, written: float) -> None:
-        """Learn from a step."""
-        self._expected += expected - FORGET * self._expected
-        self._written += written - FORGET * self._written
-
-    @property
-    def share(self) -> float:
-        """The share, 1 before anything was seen."""
-        return self._written / self._expected
-
-
 class NamedRest:
     """Weighs what the sources bring against what they cost, for batches of like numbers of rows."""
 
@@ -39,9 +22,13 @@ class NamedRest:
         self._awake_s: float | None = None  # seconds outside of passes, of steps whose sources may draft
         self._resting_s: float | None = None  # and of others
         self._step_s = 0.0
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the gain, and end a rest: the draft, or the costs, are others."""
         self._gain: float | None = None  # of goodput, by the sources
         self._rest = Backoff(REST, MOST_REST)
-        self._named, self._others = Kept(), Kept()  # steps with named nodes, and without
+        self._expected, self._written = [SURE, SURE], [SURE, SURE]  # tokens of steps without named nodes, and with
 
     @property
     def rests(self) -> bool:
@@ -52,14 +39,10 @@ class NamedRest:
         """Count a step."""
         self._rest.step()
 
-    def drop(self) -> None:
-        """Forget the gain, and end a rest: the draft, or the costs, are others."""
-        self._gain, self._rest = None, Backoff(REST, MOST_REST)
-        self._named, self._others = Kept(), Kept()
-
     def wrote(self, expected: float, written: float, *, named: bool) -> None:
         """Learn from the tokens of a speculating step, with named nodes or without."""
-        (self._named if named else self._others).saw(expected, written)
+        for tokens, new in ((self._expected, expected), (self._written, written)):
+            tokens[named] += new - FORGET * tokens[named]
 
     def planned(self, share: float) -> None:
         """Learn the share that planning took of a step in which the sources could draft."""
@@ -86,7 +69,8 @@ class NamedRest:
     def weigh(self, gain: float) -> bool:
         """Learn the sources' expected gain of goodput in a plan. Return False where they rest from now on."""
         if gain:
-            gain = (1 + gain) * self._named.share / self._others.share - 1
+            others, named = [own / of for own, of in zip(self._written, self._expected, strict=True)]
+            gain = (1 + gain) * named / others - 1
         least = max(PAYS, self.share)
         before = 2 * least if self._gain is None else self._gain
         self._gain = before + GAIN * (gain - before)

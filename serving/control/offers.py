@@ -1,40 +1,28 @@
-"""Offers of sources to rows, at a price, and the plans that are chosen of them."""
+"""Offers of sources to rows, at a price, and the plans that are made of them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from distillspec.serving.base.rows import Option, RowView
+from distillspec.serving.base.rows import RowView, is_joined
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.control.grown_trees import NO_TREE
 from distillspec.serving.costs.chain_batch import Expected
 
 
 class Offer(NamedTuple):
-    """Tree that a source would draft for a row, with its value."""
-
-    value: float  # tokens, less the cost at the price
-    option: Option
-    shape: TreeShape = NO_TREE
-    tokens: float = 0.0  # expected to be accepted
-
-    def and_then(self, behind: Offer) -> Offer:
-        """Return the offer of a draft's tree behind these nodes."""
-        return behind._replace(value=self.value + behind.value, tokens=self.tokens + behind.tokens)
-
-
-class Chosen(NamedTuple):
-    """Source and tree chosen for a row."""
+    """Tree that a source drafts for a row, alone or behind likely nodes."""
 
     row: RowView  # with the source alone, and the likely nodes that are drafted
     shape: TreeShape = NO_TREE  # of the source's own tree
     tokens: float = 0.0  # expected to be accepted
+    value: float = 0.0  # tokens, less the cost at the price
     gain: float = 0.0  # tokens by which named nodes are worth more than the best without them
 
     @classmethod
-    def nothing(cls, row: RowView) -> Chosen:
+    def nothing(cls, row: RowView) -> Offer:
         """Return the choice to draft nothing."""
         return cls(row._replace(others=(), likely=None) if row.others or row.likely is not None else row)
 
@@ -44,31 +32,26 @@ class Chosen(NamedTuple):
         return self.row.drafted_by_model and self.shape.depth > 0
 
     @property
-    def joined(self) -> int:
-        """Likely nodes that a draft's tree is behind."""
-        return len(self.row.likely.chances) if self.row.drafted_by_model and self.row.likely is not None else 0
-
-    @property
     def nodes(self) -> int:
-        """All drafted tokens."""
-        return self.shape.nodes + self.joined
+        """All drafted tokens, with likely nodes that a draft's tree is behind."""
+        behind = self.row.likely if is_joined(self.row) else None
+        return self.shape.nodes + (0 if behind is None else len(behind.chances))
 
-    def first(self, count: int) -> Chosen:
+    def first(self, count: int) -> Offer:
         """Return the same with at most so many likely nodes."""
         nodes = self.row.likely
         if nodes is None or count >= len(nodes.chances):
             return self
         kept = nodes.first(count)
         tokens, gain = self.tokens - (nodes.tokens - kept.tokens), self.gain * kept.tokens / nodes.tokens
-        if self.row.drafted_by_model:
-            return self._replace(row=self.row._replace(likely=kept if count else None), tokens=tokens, gain=gain)
-        return Chosen(self.row._replace(likely=kept), kept.shape, tokens, gain)
+        shape, likely = (self.shape, kept if count else None) if self.row.drafted_by_model else (kept.shape, kept)
+        return Offer(self.row._replace(likely=likely), shape, tokens, gain=gain)
 
 
 class StepPlan(NamedTuple):
     """A step: what is drafted for each row, and what it is expected to give."""
 
-    chosen: tuple[Chosen, ...]
+    chosen: tuple[Offer, ...]
     expected: Expected
 
     @property
@@ -97,23 +80,22 @@ class StepPlan(NamedTuple):
         return sum([each.gain for each in self.chosen]) / max(1.0, self.expected.tokens)
 
 
-def choose(row: RowView, offers: Sequence[Offer], *, second: bool = False, without: Collection[str] = ()) -> Chosen:
+def choose(row: RowView, offers: Sequence[Offer], without: Collection[str] = (), *, second: bool = False) -> Offer:
     """Return the best offer to a row, or the second best one, if any is worth its cost.
 
     Args:
         offers: the best ones first.
         without: drafts that do not run.
     """
-    found = [offer for offer in offers if not (offer.option.drafted_by_model and offer.option.source in without)]
-    unnamed = max([0.0, *[offer.value for offer in found if offer.option.likely is None]])
+    found = [offer for offer in offers if not (offer.row.drafted_by_model and offer.row.source in without)]
+    unnamed = max([0.0, *[offer.value for offer in found if offer.row.likely is None]])
     place = int(second and len(found) > 1)
     if not found or (found[place].value <= 0 and not second):
-        return Chosen.nothing(row)
-    best = found[place]
-    return Chosen(row.with_option(best.option), best.shape, best.tokens, max(0.0, best.value - unnamed))
+        return Offer.nothing(row)
+    return found[place]._replace(gain=max(0.0, found[place].value - unnamed))
 
 
-def by_source(nodes: Sequence[tuple[str, int]]) -> Counter[str]:
+def by_source(nodes: Iterable[tuple[str, int]]) -> Counter[str]:
     """Return the sums of nodes, given by source."""
     found = Counter[str]()
     for source, count in nodes:

@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-from distillspec.serving.costs.chain_batch import Expected
-from distillspec.serving.costs.prediction_bias import PredictionBias
+from collections.abc import Sequence
+
+from distillspec.serving.base.catch_up import ALONG
+from distillspec.serving.base.rows import RowView, names_nodes
+from distillspec.serving.control.decision import Mode
+from distillspec.serving.control.offers import StepPlan
+from distillspec.serving.control.price_list import PriceList
+from distillspec.serving.costs.measured_gain import MeasuredGain
+from distillspec.serving.costs.step_work import catch_up_s
 
 PLAIN_EVERY = 100  # speculating steps between two plain ones, which measure the cost of plain decoding
 TRIALS_COST = 0.008  # share of all tokens that trials may lose where speculation does not pay
 FIRST_TRIAL_COST = 2.0  # plain steps that the first trial of a draft may lose: nothing is known of it yet
-TRY_EVERY = 10  # plain steps between two points where a trial may start
+TRY_EVERY, TRY_LENGTH = 10, 2  # plain steps between two points where a trial may start, and tokens a row drafts in it
 FEWEST_TRIED, MOST_TRIED = 4, 32  # steps of a trial. It continues until it has lost as much as its catch-up prefill
 FEWEST_TO_JUDGE = 100  # speculating steps before speculation may be switched off
+# Costs of passes larger than those that are run are never corrected. So the first plan after so many speculating steps
+# drafts a token more a row, if it is expected to reach this share of the goodput.
+EXPLORE_EVERY, EXPLORE_WITHIN = 20, 0.85
+HOPE = 1.0  # standard errors of acceptance: see `SpeculationPolicy._hoped`
 
 
-class SpeculationPolicy:
-    """Measured gain of one draft's speculation, and the trials that follow from it.
-
-    Goodputs are predicted tokens a second. Times are seconds.
-    """
+class SpeculationPolicy(MeasuredGain):
+    """What follows from the measured gain of a draft's speculation: the best plan, or one that teaches something."""
 
     def __init__(self) -> None:
-        self._spec_tokens, self._spec_s, self._plain_s = PredictionBias(), PredictionBias(), PredictionBias()
+        super().__init__()
         self.speculates = True  # not switched off
-        self._steps = self._since_plain = self._since_speculation = 0
+        self._since_plain = self._since_speculation = 0
         self._was_tried = False
         self._tried, self._catch_up_s = 0, 0.0  # steps of the current trial, seconds of its catch-up prefill
-
-    @property
-    def gain(self) -> float:
-        """Measured over predicted goodput of speculating steps, as far as their time is concerned.
-
-        Tokens are predicted by an acceptance that is learnt from the same steps. Where it falls from text to text, the
-        estimate lags, and its errors would count against speculation long after they were mended.
-        """
-        return 1.0 / max(self._spec_s.factor, 1e-9)
-
-    @property
-    def uncertainty(self) -> float:
-        """Relative standard error of the measured goodput."""
-        return (self._spec_tokens.relative_error**2 + self._spec_s.relative_error**2) ** 0.5
-
-    def plain_rate(self, goodput: float) -> float:
-        """Return the measured tokens a second without speculation, where `goodput` is predicted."""
-        return goodput / max(self._plain_s.factor, 1e-9)
 
     @property
     def plain_is_due(self) -> bool:
@@ -56,19 +46,52 @@ class SpeculationPolicy:
             return True
         return self._since_speculation % TRY_EVERY == 0 and (self._since_speculation > 0 or not self._was_tried)
 
-    def affords(self, tried: Expected, nothing: Expected, catch_up_s: float) -> bool:
+    def choose(
+        self, rows: Sequence[RowView], prices: PriceList, best: StepPlan, plain: StepPlan, unexplored: int
+    ) -> tuple[Mode, StepPlan]:
+        """Return the plan to take, and what it is taken for.
+
+        Args:
+            best, plain: the plan that is expected to give most, and the one without drafted tokens.
+            unexplored: speculating steps since the last one that explored.
+        """
+        named = any(map(names_nodes, rows))
+        if not any(row.limit or row.others for row in rows):
+            return "nothing to draft for", plain
+        pays = best.nodes > 0 and best.goodput > plain.goodput
+        if self.speculates and pays:
+            if self.plain_is_due:
+                return "measuring plain", plain
+            longer = None if named or unexplored < EXPLORE_EVERY else _longer(rows, prices, best)
+            return ("speculating", best) if longer is None else ("exploring", longer)
+        if named and not pays:
+            return "not worth it", plain
+        if self.trial_is_due:
+            tried = best if named else prices.chains(rows, [TRY_LENGTH] * len(rows))
+            if tried.nodes and self._affords(tried, plain, prices):
+                return "trial", tried
+        hoped = self._hoped(rows, prices) if self.speculates else plain
+        return ("hoped", hoped) if hoped.nodes else ("not worth it", plain)
+
+    def _hoped(self, rows: Sequence[RowView], prices: PriceList) -> StepPlan:
+        """Return short chains that would pay if acceptance were what it may be: an unused draft teaches nothing."""
+        best = prices.hopeful(HOPE).plan(rows)
+        return prices.chains([each.row for each in best.chosen], [min(depth, TRY_LENGTH) for depth in best.depths])
+
+    def _affords(self, tried: StepPlan, plain: StepPlan, prices: PriceList) -> bool:
         """Return True if a trial starts or takes another step.
 
         It starts if its expected loss, catch-up prefill included, is a small share of the time since the last one; the
         first one if it is a few steps. It may then lose as much as its catch-up prefill took.
         """
-        worth_s = tried.tokens / self.plain_rate(nothing.goodput)
-        lost_s = tried.seconds * self._spec_s.factor - worth_s  # in a step, against plain steps for as many tokens
-        if not self._tried:
-            steps = TRIALS_COST * self._since_speculation if self._was_tried else FIRST_TRIAL_COST
-            trial_s = catch_up_s + max(FEWEST_TRIED * lost_s, catch_up_s)
-            return trial_s <= steps * nothing.seconds * self._plain_s.factor
-        return self._tried < FEWEST_TRIED or (self._tried < MOST_TRIED and self._tried * lost_s <= self._catch_up_s)
+        slower, plain_slower = self.slower
+        # In a step, against plain steps for as many tokens.
+        lost_s = tried.expected.seconds * slower - tried.expected.tokens / self.plain_rate(plain.goodput)
+        if self._tried:
+            return self._tried < FEWEST_TRIED or (self._tried < MOST_TRIED and self._tried * lost_s <= self._catch_up_s)
+        reading_s = catch_up_s(prices.latency, [each.row for each in tried.chosen], tried.depths)
+        steps = TRIALS_COST * self._since_speculation if self._was_tried else FIRST_TRIAL_COST
+        return reading_s + max(FEWEST_TRIED * lost_s, reading_s) <= steps * plain.expected.seconds * plain_slower
 
     def step_passed(self, speculated: bool, trial_catch_up_s: float | None) -> None:
         """Count a step, measured or not.
@@ -77,7 +100,7 @@ class SpeculationPolicy:
             speculated: True if it drafted tokens.
             trial_catch_up_s: seconds of catch-up prefill in a step of a trial, None for other steps.
         """
-        self._steps += 1
+        self.steps += 1
         self._was_tried |= speculated
         self._since_plain = self._since_plain + 1 if speculated else 0
         self._since_speculation = 0 if speculated else self._since_speculation + 1
@@ -85,31 +108,20 @@ class SpeculationPolicy:
             self._catch_up_s = trial_catch_up_s
         self._tried = self._tried + (trial_catch_up_s is not None) if speculated else 0
 
-    def saw(self, measured_s: float, predicted_s: float, prompts_s: float, tokens: tuple[float, float] | None) -> None:
-        """Learn from a step.
-
-        Prompts that it read are paid either way. Decoding gets the share of the step's error that it most probably has,
-        since both are predicted equally well, relative to their own times. It also counts by this share.
-
-        Args:
-            measured_s: seconds of the whole step.
-            predicted_s: those of decoding.
-            prompts_s: those of reading prompts, predicted too.
-            tokens: measured and predicted ones of a speculating step, None for a plain one.
-        """
-        bias = self._plain_s if tokens is None else self._spec_s
-        expected = predicted_s * bias.factor
-        share = expected**2 / max(expected**2 + prompts_s**2, 1e-18)
-        decoding_s = expected + share * (measured_s - prompts_s - expected)
-        bias.observe(max(0.0, decoding_s), predicted_s, self._steps, share)  # a time below 0 would be left out
-        if tokens is not None:
-            self._spec_tokens.observe(*tokens, self._steps)
-
     def judge(self, nothing: float, best: float) -> None:
         """Continue speculation if its measured goodput exceeds that of plain decoding by its own uncertainty.
 
         `nothing` and `best` are predicted goodputs: without speculation, and of the best lengths. Nothing is decided
         before enough speculating steps were measured.
         """
-        if self._spec_s.seen >= FEWEST_TO_JUDGE:
+        if self.seen >= FEWEST_TO_JUDGE:
             self.speculates = best * self.gain * (1 - self.uncertainty) > self.plain_rate(nothing)
+
+
+def _longer(rows: Sequence[RowView], prices: PriceList, best: StepPlan) -> StepPlan | None:
+    """Return chains of one token more a row, as far as no long text is read for it, None where they cost too much."""
+    own = [each.row if each.shape.depth else row for each, row in zip(best.chosen, rows, strict=True)]
+    pairs = zip(own, best.depths, strict=True)
+    lengths = [k + (k > 0 or not row.drafted_by_model or row.unread_tokens <= ALONG) for row, k in pairs]
+    longer = prices.chains(own, lengths)
+    return longer if longer.nodes > best.nodes and longer.goodput > EXPLORE_WITHIN * best.goodput else None

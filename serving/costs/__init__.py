@@ -1,1 +1,1 @@
-"""Costs of forward passes: one table, measured at start or by `distill profile`, and corrected by live steps."""
+"""What steps take and give: costs of passes, measured and corrected by live steps, and acceptance, learnt from them."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy
 
+from distillspec.serving.base.rows import RowView
 from distillspec.serving.costs.drafted import Bools, DraftedCosts, Ints
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import Floats
@@ -48,6 +49,25 @@ class ChainBatch:
     prefill_tokens: int = 0
     by_model: Bools | None = None
     drafts: Sequence[tuple[LatencyModel, Bools]] | None = None
+
+    @classmethod
+    def of_rows(
+        cls, rows: Sequence[RowView], survival: Floats, latency: LatencyModel, prefill_tokens: int = 0
+    ) -> ChainBatch:
+        """Return the chains of rows that their own sources draft for."""
+        own = [(row.at_once, row.source) if row.drafted_by_model else None for row in rows]
+        sources = dict.fromkeys([source for source in own if source is not None])
+        costs = [latency.of_draft(*source) for source in sources] or [latency]
+        masks = [numpy.array([each == source for each in own]) for source in (*sources, None)]
+        return cls(
+            survival,
+            numpy.array([min(row.limit, survival.shape[1]) for row in rows], dtype=numpy.int64),
+            numpy.array([row.context_tokens for row in rows], dtype=numpy.int64),
+            costs[0],
+            prefill_tokens,
+            numpy.array([row.drafted_by_model for row in rows], dtype=bool),
+            list(zip([*costs, latency], masks, strict=True)) if len(costs) > 1 else None,
+        )
 
     def __post_init__(self) -> None:
         rows, most = self.survival.shape

@@ -12,7 +12,7 @@ from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.rows import BatchView, RowView
-from distillspec.serving.control import choice
+from distillspec.serving.control import speculation_policy
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import KNOTS, CostTable
@@ -50,7 +50,7 @@ def test_unlucky_tokens_at_the_start_do_not_end_speculation(monkeypatch: pytest.
     best = max(rate(lambda k=k: FixedLength(k), 0) for k in (1, 2, 3))  # type: ignore[misc]
     assert rate(lambda: GoodputController(4, NARROW), 0) > 0.97 * best
     hopeful = rate(lambda: GoodputController(4, NARROW), 5)
-    monkeypatch.setattr(choice, "HOPE", 0.0)
+    monkeypatch.setattr(speculation_policy, "HOPE", 0.0)
     assert rate(lambda: GoodputController(4, NARROW), 5) < hopeful - 0.01 * best
 
 

@@ -10,8 +10,8 @@ from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.control.acceptance_estimate import GLOBAL_ONLY, AcceptanceEstimate
 from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.costs.acceptance_estimate import GLOBAL_ONLY, AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel, guessed
 from distillspec.serving.costs.table import CostTable
 

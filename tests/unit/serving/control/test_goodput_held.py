@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.candidates import candidates
 from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.base.shape import chain_shape
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.control.candidates import candidates
-from distillspec.serving.control.choice import EXPLORE_EVERY
 from distillspec.serving.control.decision import Decision
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.held_plan import HELD, MOST_HELD, HeldPlan
+from distillspec.serving.control.speculation_policy import EXPLORE_EVERY
 from distillspec.serving.costs.live_latency import LiveLatency, RowWork
 from distillspec.serving.costs.table import CostTable
 

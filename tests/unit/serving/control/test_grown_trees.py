@@ -7,7 +7,7 @@ from itertools import product
 import numpy
 import pytest
 
-from distillspec.serving.control.candidates import Candidates, candidates, chains
+from distillspec.serving.base.candidates import Candidates, candidates, chains
 from distillspec.serving.control.grown_trees import Drafted, grow, within
 from distillspec.serving.costs.drafted import DraftedCosts
 from distillspec.serving.costs.latency import LatencyModel

@@ -7,7 +7,7 @@ from functools import cache
 import numpy
 import pytest
 
-from distillspec.serving.control.candidates import candidates
+from distillspec.serving.base.candidates import candidates
 from distillspec.serving.control.grown_trees import grow
 from distillspec.serving.costs.drafted import DraftedCosts
 from distillspec.serving.costs.latency import LatencyModel

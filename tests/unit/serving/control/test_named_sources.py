@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from distillspec.serving.base.acceptance import RowResult, Trial
+from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult
-from distillspec.serving.base.rows import BatchView, Option, RowView, evidence
+from distillspec.serving.base.rows import BatchView, Option, RowView, without_named
 from distillspec.serving.base.tree import DRAFT, NGRAM
-from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.held_plan import HELD
+from distillspec.serving.control.held_plan import HELD, HeldPlan
 from distillspec.serving.control.named_rest import REST
-from distillspec.serving.control.named_sources import SECOND_EVERY, NamedSources, trials_of_drafts, without_named
+from distillspec.serving.control.named_sources import SECOND_EVERY, NamedSources
 from distillspec.serving.control.price_list import PriceList
+from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -146,7 +146,7 @@ def test_planning_of_plain_steps_counts_too(planning_s: float, rests: bool) -> N
     why = GoodputController(4, COSTS).decide(seen)
     steps.learn(StepResult((), seen, Plan(()), 0, 0.0, 0.02, 0.03, planning_s=planning_s), why, None)
     for _ in range(300):
-        steps.weigh(seen.rows, 0.1)
+        steps.decided(replace(why, usual=1.0, gain=0.1))
     assert (steps.awake(seen) is not seen) is rests
 
 
@@ -179,28 +179,31 @@ def test_another_draft_ends_a_rest() -> None:
     assert any(NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names="abc")))) for _ in range(HELD))
 
 
-def test_a_row_without_its_naming_sources_has_the_others() -> None:
-    (row,) = view(0.5).rows
-    alone = without_named(row)
-    assert (alone.source, alone.limit, alone.others, alone.likely) == (DRAFT, 4, (), None)
-    assert without_named(alone) is alone
-    assert without_named(row._replace(others=())).limit == 0, "nothing is left to draft for it"
-
-
-def test_trials_behind_named_nodes_are_the_drafts_alone() -> None:
-    nodes = LikelyNodes(NGRAM, (0.4,), (-1,), (1,))
-    joined, named, plain = RowView("a", 9, 4, likely=nodes), RowView("b", 9, 4, False, likely=nodes), RowView("c", 9, 4)
-    trials = (Trial(1, 0, NGRAM, False), Trial(1, 1, DRAFT, True))
-    rows = [RowResult(name, 1, 2, 1, 2, trials) for name in "abc"]
-    first, second = trials_of_drafts([joined, named, plain], rows)
-    assert (first.sequence_id, first.trials) == ("a", (Trial(1, 0, DRAFT, True),))
-    assert second is rows[2]
-    assert evidence(joined) != evidence(plain) == 0
-
-
 def test_second_best_sources_are_due_once_in_so_many_steps_however_often_it_is_asked() -> None:
-    sources, view = NamedSources(), BatchView(())
-    prices = PriceList((), 4, AcceptanceEstimate(4), COSTS)
-    asked = [[sources.keep(prices, view, step) for _ in range(2)] for step in range(3 * SECOND_EVERY)]
+    sources = NamedSources()
+    asked = [[sources.second_is_due(step) for _ in range(2)] for step in range(3 * SECOND_EVERY)]
     assert all(first == again for first, again in asked)
     assert [step for step, (due, _) in enumerate(asked) if due] == [n * SECOND_EVERY - 1 for n in (1, 2, 3)]
+
+
+def test_a_decision_is_learnt_from_once_and_by_its_steps_alone() -> None:
+    """Asked twice the controller plans alike, and what plans promise is weighed when the step has passed."""
+    controller = GoodputController(4, COSTS)
+    for turn in range(3 * SECOND_EVERY):
+        seen = view(*(0.3, 0.2, 0.1)[: 1 + turn % 3])
+        assert controller.plan(seen) == controller.plan(seen) == step(controller, seen).plan
+
+
+def test_a_list_holds_for_the_same_rows_and_for_so_many_steps() -> None:
+    held, rows = HeldPlan(), view(0.9).rows
+    prices, reading = (PriceList(rows, 4, AcceptanceEstimate(4), COSTS, prefill_tokens=count) for count in (0, 5))
+    held.keep(prices, rows, 10)
+    steps = [step for step in range(30) if held.prices(view(0.5), step) is prices]
+    assert steps == list(range(11, 10 + HELD)), "not for the step that it was made for"
+    assert held.prices(view(0.5, names="b"), 11) is None
+    assert held.prices(replace(view(0.5), prefill_tokens=5), 11) is None
+    held.keep(reading, rows, 10)
+    assert held.prices(view(0.5), 11) is None, "it counts prompt tokens"
+    held.keep(prices, rows, 10)
+    held.drop()
+    assert held.prices(view(0.5), 11) is None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.candidates import candidates
 from distillspec.serving.base.catch_up import ALONG, MOST
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.plans import RowPlan
 from distillspec.serving.base.rows import Option, RowView, evidence
 from distillspec.serving.base.tree import DRAFT, NGRAM
-from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.candidates import candidates
 from distillspec.serving.control.price_list import PriceList
+from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 

@@ -9,11 +9,12 @@ import numpy
 import pytest
 
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.candidates import candidates
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.bounded import best_within, chains_of
-from distillspec.serving.control.candidates import candidates
+from distillspec.serving.control.bounded import best_within
 from distillspec.serving.control.price_list import CLOSE, PriceList
+from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
+from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -125,7 +126,7 @@ def test_one_draft_is_planned_for_at_its_own_costs() -> None:
 
 def test_bounds_hold_with_several_drafts() -> None:
     rows = [RowView(f"r{n}", 60, MOST, source=source) for n, source in enumerate("ab")]
-    batch = chains_of(rows, MOST, AcceptanceEstimate(MOST), COSTS)
+    batch = ChainBatch.of_rows(rows, AcceptanceEstimate(MOST).of_rows(rows)[..., 0].cumprod(1), COSTS)
     for own in ((0, 0), (1, 0), (0, 2), (2, 3)):
         (expected,) = batch.expected(numpy.array([own]))
         assert expected.seconds == pytest.approx(seconds(rows, own, 0), rel=1e-9), "each draft's own passes"

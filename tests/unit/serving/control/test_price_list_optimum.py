@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distillspec.serving.base.candidates import Candidates, candidates
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate, Floats
-from distillspec.serving.control.candidates import Candidates, candidates
 from distillspec.serving.control.offers import StepPlan
 from distillspec.serving.control.price_list import PriceList
+from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate, Floats
 from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable

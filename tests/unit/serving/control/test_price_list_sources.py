@@ -8,10 +8,10 @@ import pytest
 
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.rows import BatchView, Option, RowView, evidence
-from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.offers import Chosen
+from distillspec.serving.control.offers import Offer
 from distillspec.serving.control.price_list import PriceList
+from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -29,7 +29,7 @@ def learnt(lookup: float, model: float) -> AcceptanceEstimate:
     return estimate
 
 
-def chosen(row: RowView, acceptance: AcceptanceEstimate, costs: LatencyModel = COSTS) -> Chosen:
+def chosen(row: RowView, acceptance: AcceptanceEstimate, costs: LatencyModel = COSTS) -> Offer:
     return PriceList([row], 4, acceptance, costs).plan([row]).chosen[0]
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.draft_change import DraftChange
-from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel, draft_work
 from distillspec.serving.costs.table import CostTable
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy
 import pytest
 
+from distillspec.serving.base.candidates import Path, best_tree, candidates, chains, shape_of
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.control.candidates import Path, best_tree, candidates, chains, shape_of
 
 
 def test_parents_and_elder_siblings_come_first() -> None:

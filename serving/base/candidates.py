@@ -8,14 +8,16 @@ from heapq import heappop, heappush
 from itertools import islice
 
 import numpy
+from numpy.typing import NDArray
 
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.costs.drafted import Bools, Ints
-from distillspec.serving.costs.table import Floats
 
 MOST_SHAPES = 4096  # trees that are kept
 TYPICAL = (0.5, 0.14, 0.07)  # chances of ranks where none were measured
 
+Floats = NDArray[numpy.float64]
+Ints = NDArray[numpy.int64]
+Bools = NDArray[numpy.bool_]
 Path = tuple[int, ...]
 RankChances = tuple[tuple[float, ...], ...]  # P(a node is accepted | its parent is), by level and rank
 
@@ -71,13 +73,8 @@ class Candidates:
 
 def shape_of(paths: Sequence[Path]) -> TreeShape:
     """Return the tree of some paths."""
-    above: list[Path] = [()]
-    levels = []
-    for depth in range(1, max(map(len, paths), default=0) + 1):
-        level = sorted(path for path in paths if len(path) == depth)
-        levels.append(tuple([sum(path[:-1] == parent for path in level) for parent in above]))
-        above = level
-    return TreeShape(tuple(levels))
+    places = {path: place for place, path in enumerate(sorted(paths))}  # parents and elder siblings come first
+    return TreeShape.of_parents([places.get(path[:-1], -1) for path in places])
 
 
 @cache

@@ -16,8 +16,8 @@ import numpy
 from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
-from distillspec.serving.base.acceptance import RowResult
-from distillspec.serving.base.rows import BEHIND, RowView, evidence
+from distillspec.serving.base.acceptance import RowResult, ranked_of_source
+from distillspec.serving.base.rows import BEHIND, RowView, evidence, is_joined
 
 IMAGINED = 5.0  # trials that the prior is worth
 POOLED = 20.0  # trials that all positions together are worth to each
@@ -76,22 +76,19 @@ class AcceptanceEstimate:
 
         Sources without a model are as they were.
         """
-        for kind in (0, (0, BEHIND)):
-            self.change(kind, ratio)
+        self.change(0, ratio)
         self._further = numpy.zeros_like(self._further) if ratio is None else _scaled(self._further, ratio)
         self._shares = None
 
-    def change(self, kind: Hashable, ratio: float | None) -> None:
-        """Expect `ratio` times the acceptance of one kind, with what was tried as evidence. None: forget it."""
-        self._hazards.pop(kind, None)
-        places = [place for key, place in self._places.items() if key[0] == kind]
-        if ratio is None:
-            self._all.pop(kind, None)
-            self._own[:, places] = 0.0
-            return
-        if kind in self._all:
-            self._all[kind] = _scaled(self._all[kind], ratio)
-        self._own[:, places] = _scaled(self._own[:, places], ratio)
+    def change(self, source: Hashable, ratio: float | None) -> None:
+        """Expect `ratio` times the acceptance of one of several drafts, alone and behind others. None: forget it."""
+        for kind in (source, (source, BEHIND)):
+            self._hazards.pop(kind, None)
+            places = [place for key, place in self._places.items() if key[0] == kind]
+            tried = self._all.pop(kind, None)
+            if tried is not None and ratio is not None:
+                self._all[kind] = _scaled(tried, ratio)
+            self._own[:, places] = 0.0 if ratio is None else _scaled(self._own[:, places], ratio)
 
     def sibling_shares(self) -> Floats:
         """Return P(sibling r of position i is accepted | the chain's token was rejected) `[positions, width − 1]`.
@@ -122,9 +119,10 @@ class AcceptanceEstimate:
             beliefs: P(accepted) of each request before its own trials, None where only the estimate over all is known.
             hope: standard errors of the estimate over all requests to add to the chain's own.
         """
-        own = self._own_hazards(names, kinds, beliefs)
+        of = [0] * len(names) if kinds is None else kinds
+        own = self._own_hazards(names, of, beliefs)
         if hope:
-            own = numpy.minimum(1.0, own + hope * self._errors([0] * len(names) if kinds is None else kinds))
+            own = numpy.minimum(1.0, own + hope * numpy.array([self._mean(kind)[1] for kind in of]).reshape(-1, 1))
         if self.width == 1:
             return own[..., None]
         return numpy.concatenate([own[..., None], (1 - own)[..., None] * self.sibling_shares()], 2)
@@ -143,41 +141,43 @@ class AcceptanceEstimate:
         """
         if kind not in self._hazards:
             tried, accepted = self._all.get(kind, self._own[:, 0])
-            self._hazards[kind] = (accepted + POOLED * self._mean(kind)) / (tried + POOLED)
+            self._hazards[kind] = (accepted + POOLED * self._mean(kind)[0]) / (tried + POOLED)
         return self._hazards[kind]
 
-    def _mean(self, kind: Hashable) -> float:
-        """Return P(a token is accepted) of a kind, over all requests and positions."""
-        tried, accepted = self._all.get(kind, self._own[:, 0])
-        return float((accepted.sum() + IMAGINED * self.prior) / (tried.sum() + IMAGINED))
+    def _mean(self, kind: Hashable) -> tuple[float, float]:
+        """Return P(a token is accepted) of a kind, over all requests and positions, and its standard error."""
+        tried, accepted = self._all.get(kind, self._own[:, 0]).sum(1).tolist()
+        mean = (accepted + IMAGINED * self.prior) / (tried + IMAGINED)
+        return mean, (mean * (1 - mean) / (tried + IMAGINED)) ** 0.5
 
     def _own_hazards(
-        self,
-        names: Sequence[str],
-        kinds: Sequence[Hashable] | None,
-        beliefs: Sequence[float | None] | None = None,
+        self, names: Sequence[str], kinds: Sequence[Hashable], beliefs: Sequence[float | None] | None
     ) -> Floats:
         """Return P(position i is accepted | those before it were) of each request `[n, positions]`."""
-        pooled, strength = self.hazards(), min(self.strength, GLOBAL_ONLY)
-        if kinds is not None:
-            pooled = numpy.array([self.hazards(kind) for kind in kinds]).reshape(-1, self.speculation_length)
+        strength = min(self.strength, GLOBAL_ONLY)
+        pooled = numpy.array([self.hazards(kind) for kind in kinds]).reshape(len(kinds), self.speculation_length)
         if beliefs is not None:
-            own = zip(kinds or [0] * len(names), beliefs, strict=True)
-            scale = [1.0 if belief is None else belief / self._mean(kind) for kind, belief in own]
+            own = zip(kinds, beliefs, strict=True)
+            scale = [1.0 if belief is None else belief / self._mean(kind)[0] for kind, belief in own]
             pooled = numpy.clip(pooled * numpy.array(scale)[:, None], 0.0, 1.0)
-        keys = zip(kinds or [0] * len(names), names, strict=True)
-        tried, accepted = self._own.take([self._places.get(key, 0) for key in keys], 1)
+        tried, accepted = self._own.take([self._places.get(key, 0) for key in zip(kinds, names, strict=True)], 1)
         hazards: Floats = (accepted + strength * pooled) / (tried + strength)
         return hazards
 
-    def _errors(self, kinds: Sequence[Hashable]) -> Floats:
-        """Return the standard error of the mean acceptance of each kind `[n, 1]`."""
-        found = []
-        for kind in kinds:
-            tried, accepted = self._all.get(kind, self._own[:, 0]).sum(1)
-            mean = (accepted + IMAGINED * self.prior) / (tried + IMAGINED)
-            found.append((mean * (1 - mean) / (tried + IMAGINED)) ** 0.5)
-        return numpy.array(found).reshape(-1, 1)
+    def learn(self, rows: Sequence[RowResult], views: Sequence[RowView]) -> None:
+        """Count the trials of a step's rows, but for those of sources that name their nodes with chances of their own.
+
+        Args:
+            views: as rows were planned for.
+        """
+        planned, found = {view.sequence_id: view for view in views}, list[tuple[RowResult, Hashable]]()
+        for row in rows:
+            view = planned.get(row.sequence_id)
+            if view is None or view.likely is None:
+                found.append((row, 0 if view is None else evidence(view)))
+            elif is_joined(view):
+                found.append((row._replace(trials=ranked_of_source(row.trials, view.source)), evidence(view)))
+        self.observe([row for row, _ in found], [kind for _, kind in found])
 
     def observe(self, rows: Sequence[RowResult], kinds: Sequence[Hashable] | None = None) -> None:
         """Count the trials of a step's rows. Rows without drafted tokens have none."""

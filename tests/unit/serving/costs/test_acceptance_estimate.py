@@ -6,8 +6,11 @@ import numpy
 import pytest
 
 from distillspec.serving.base.acceptance import RowResult, Trial
-from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
+from distillspec.serving.base.likely import LikelyNodes
+from distillspec.serving.base.rows import RowView, evidence
+from distillspec.serving.base.tree import DRAFT, NGRAM
 from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 
 
 def test_what_lies_behind_a_rejection_was_never_tried() -> None:
@@ -160,3 +163,19 @@ def test_one_kind_is_forgotten_or_scaled_alone() -> None:
     estimate.change("a", None)
     assert estimate.hazards("a").tolist() == AcceptanceEstimate(2).hazards("a").tolist()
     assert estimate.hazards("b").tolist() == before
+
+
+def test_trials_behind_named_nodes_are_the_drafts_alone() -> None:
+    """Nodes with chances of their own teach nothing. A draft's first one behind them is no sibling of theirs."""
+    nodes = LikelyNodes(NGRAM, (0.4,), (-1,), (1,))
+    joined, named, plain = RowView("a", 9, 4, likely=nodes), RowView("b", 9, 4, False, likely=nodes), RowView("c", 9, 4)
+    trials = (Trial(1, 0, NGRAM, False), Trial(1, 1, DRAFT, True))
+    estimate, wanted = AcceptanceEstimate(2, 2), AcceptanceEstimate(2, 2)
+    estimate.learn([RowResult(name, 1, 2, 1, 2, trials) for name in "abd"], [joined, named, plain])
+    behind, unknown = RowResult("a", 1, 1, 1, 2, (Trial(1, 0, DRAFT, True),)), RowResult("d", 1, 2, 1, 2, trials)
+    wanted.observe([behind, unknown], [evidence(joined), 0])
+    assert evidence(joined) != evidence(plain) == 0
+    assert len(estimate) == len(wanted) == 2
+    for kind in (evidence(joined), 0):
+        assert estimate.hazards(kind).tolist() == wanted.hazards(kind).tolist()
+    assert estimate.sibling_shares().tolist() == wanted.sibling_shares().tolist()
