@@ -1,4 +1,4 @@
-"""What steps share: planning takes 4 % of a small step, and most plans come out as the one before.
+"""The plan that steps share: planning takes 4 % of a small step, and most plans come out as the one before.
 
 A step takes the plan of the one before it as it is. Nodes that sources name change with every step, so where there are
 any, steps share the price list alone.
@@ -67,9 +67,8 @@ class HeldPlan:
 
     def decision(self, step: int) -> Decision | None:
         """Return the decision that holds for the step of this number, None where it is to be planned for."""
-        if self.plan is None or step >= self._until:
-            return None
-        return self.plan.why if isinstance(self.plan.why, Decision) else None
+        why: Decision | None = None if self.plan is None or step >= self._until else self.plan.why
+        return why
 
     def drafted(self, rows: Sequence[RowView]) -> Counter[str] | None:
         """Return the nodes of each source in the last plan that speculated, None if it was not for these rows."""

@@ -25,7 +25,7 @@ HOPE = 1.0  # standard errors of acceptance: see `SpeculationPolicy._hoped`
 
 
 class SpeculationPolicy(MeasuredGain):
-    """What follows from the measured gain of a draft's speculation: the best plan, or one that teaches something."""
+    """Follows from the measured gain of a draft's speculation: takes the best plan, or one that teaches something."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""What steps take and give: costs of passes, measured and corrected by live steps, and acceptance, learnt from them."""
+"""Costs of passes, measured at start or by `distill profile` and corrected by live steps, and acceptance, learnt too."""
