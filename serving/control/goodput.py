@@ -176,7 +176,7 @@ class GoodputController:
             bounded: chains of the rows, and their bounds.
         """
         plain, policy, latency = prices.plain(view.rows), self.speculation, self.latency
-        mode, planned = policy.choose(view.rows, prices, best, plain, self._held.unexplored)
+        mode, planned = policy.choose(view.rows, prices, best, plain, self._held.explores)
         excess: float | None = None
         further_s = latency.prompts_s(len(view.rows), view.prefill_tokens)
         if bounded is not None:
@@ -239,10 +239,11 @@ class GoodputController:
         rows, view, why = decoding_rows(result), result.view, result.plan.why
         if isinstance(why, Decision) and (self._named.used or any(row.others for row in view.rows)):
             view = replace(view, rows=why.rows)
-        prompts_s = self._costs.latency.prompts_s(len(view.rows), result.prefill_tokens)
+        read = result.prefill_tokens
+        prompts_s = self._costs.latency.prompts_s(len(view.rows), read) if read else 0.0  # a table is made for it
         sure = len(rows) == len(view.rows) and self._costs.observe(
             work_of(view, result.plan, rows, trees=self.trees is not None),
-            result.prefill_tokens,
+            read,
             result.target_s,
             drafting_s(view, result),
         )

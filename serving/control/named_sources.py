@@ -83,7 +83,8 @@ class NamedSources:
     def learn(self, result: StepResult, why: Decision, tokens: tuple[int, float] | None) -> float:
         """Learn what planning takes where sources name their nodes. Return the seconds that a step counts for.
 
-        Those of a plain step are without planning: where sources rest, one plan holds for many steps.
+        Those are without planning, since one plan holds for many steps, and a step that measures plain decoding is
+        always planned for. Only where sources name their nodes is each step that speculates planned for too.
 
         Args:
             tokens: written and expected ones of a step that speculated, None for a plain one.
@@ -94,14 +95,14 @@ class NamedSources:
         if tells and named and not rest.rests:
             rest.planned(result.planning_s / seconds)
         if tokens is None:
-            return seconds - result.planning_s if named else seconds
+            return seconds - result.planning_s
         rest.wrote(tokens[1], tokens[0], named=any(row.likely is not None for row in why.rows))
         outside_s = seconds - result.target_s - result.draft_s
         if tells and rest.rests:
             rest.rested(outside_s)
         elif tells and named:
             rest.took(outside_s, seconds)
-        return seconds
+        return seconds if named else seconds - result.planning_s
 
     def _rest(self, rows: int) -> NamedRest:
         return self._rest_of_few if rows <= FEW_ROWS else self._rest_of_many

@@ -18,9 +18,7 @@ FIRST_TRIAL_COST = 2.0  # plain steps that the first trial of a draft may lose: 
 TRY_EVERY, TRY_LENGTH = 10, 2  # plain steps between two points where a trial may start, and tokens a row drafts in it
 FEWEST_TRIED, MOST_TRIED = 4, 32  # steps of a trial. It continues until it has lost as much as its catch-up prefill
 FEWEST_TO_JUDGE = 100  # speculating steps before speculation may be switched off
-# Costs of passes larger than those that are run are never corrected. So the first plan after so many speculating steps
-# drafts a token more a row, if it is expected to reach this share of the goodput.
-EXPLORE_EVERY, EXPLORE_WITHIN = 20, 0.85
+EXPLORE_WITHIN = 0.85  # share of the best plan's goodput that one which explores is expected to reach
 HOPE = 1.0  # standard errors of acceptance: see `SpeculationPolicy._hoped`
 
 
@@ -47,13 +45,13 @@ class SpeculationPolicy(MeasuredGain):
         return self._since_speculation % TRY_EVERY == 0 and (self._since_speculation > 0 or not self._was_tried)
 
     def choose(
-        self, rows: Sequence[RowView], prices: PriceList, best: StepPlan, plain: StepPlan, unexplored: int
+        self, rows: Sequence[RowView], prices: PriceList, best: StepPlan, plain: StepPlan, explores: bool
     ) -> tuple[Mode, StepPlan]:
         """Return the plan to take, and what it is taken for.
 
         Args:
             best, plain: the plan that is expected to give most, and the one without drafted tokens.
-            unexplored: speculating steps since the last one that explored.
+            explores: a plan that speculates should draft more than the best one, if that costs little.
         """
         named = any(map(names_nodes, rows))
         if not any(row.limit or row.others for row in rows):
@@ -62,7 +60,7 @@ class SpeculationPolicy(MeasuredGain):
         if self.speculates and pays:
             if self.plain_is_due:
                 return "measuring plain", plain
-            longer = None if named or unexplored < EXPLORE_EVERY else _longer(rows, prices, best)
+            longer = _longer(rows, prices, best) if explores and not named else None
             return ("speculating", best) if longer is None else ("exploring", longer)
         if named and not pays:
             return "not worth it", plain

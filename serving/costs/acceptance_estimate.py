@@ -11,6 +11,7 @@ over all requests.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -25,6 +26,28 @@ SIBLING = 0.2  # hazard of a sibling before anything was seen
 GLOBAL_ONLY = 1e30  # trials beside which a request's own vanish
 
 Floats = NDArray[numpy.float64]
+
+
+class Evidence(NamedTuple):
+    """Tried and accepted tokens by place. Lists: a step changes few places, for which numpy would take longer."""
+
+    tried: list[float]
+    accepted: list[float]
+
+    @classmethod
+    def none(cls, places: int) -> Evidence:
+        """Return the evidence of so many places before anything was tried."""
+        return cls([0.0] * places, [0.0] * places)
+
+    def add(self, place: int, accepted: bool, stays: float) -> None:
+        """Count a trial, of which `stays` of the place's older evidence are left."""
+        self.tried[place] = stays * self.tried[place] + 1.0
+        self.accepted[place] = stays * self.accepted[place] + accepted
+
+    def scaled(self, ratio: float) -> Evidence:
+        """Return what was tried, with `ratio` times as much of it accepted."""
+        pairs = zip(self.tried, self.accepted, strict=True)
+        return Evidence(self.tried, [min(accepted * ratio, tried) for tried, accepted in pairs])
 
 
 class AcceptanceEstimate:
@@ -57,19 +80,21 @@ class AcceptanceEstimate:
             raise ConfigError(f"strength={strength}, memory={memory} and global_memory={global_memory} must be above 0")
         self.speculation_length, self.prior, self.strength = speculation_length, prior, strength
         self.width = width
-        self._decay = 1 - 0.5 ** (1 / memory)  # share of a position's old evidence that a trial there takes away
-        self._forget_globally = 0.5 ** (1 / global_memory)
+        self._stays, self._stays_globally = 0.5 ** (1 / memory), 0.5 ** (1 / global_memory)  # after a trial
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: another draft."""
-        # Evidence is tried and accepted tokens by position.
-        self._all: dict[Hashable, Floats] = {}  # by kind, `[2, speculation_length]`
+        self._nothing = Evidence.none(self.speculation_length)
+        self._all: dict[Hashable, Evidence] = {}  # by kind
         self._hazards: dict[Hashable, Floats] = {}  # by kind, while nothing new is learnt
-        self._own = numpy.zeros((2, 1, self.speculation_length))  # by place. The first one is for unknown requests
-        self._places: dict[tuple[Hashable, str], int] = {}  # by kind and request
-        self._further = numpy.zeros((2, self.speculation_length, self.width - 1))  # tried and accepted siblings
+        self._own: dict[tuple[Hashable, str], Evidence] = {}  # by kind and request
+        self._further = self._no_siblings()
         self._shares: Floats | None = None  # `sibling_shares`, while nothing new is learnt
+
+    def _no_siblings(self) -> Evidence:
+        """Return the evidence of a chain's siblings, by position and rank, before anything was tried."""
+        return Evidence.none(self.speculation_length * (self.width - 1))
 
     def change_draft(self, ratio: float | None) -> None:
         """Expect `ratio` times the acceptance of an only draft, with what was tried as evidence. None: forget it.
@@ -77,18 +102,20 @@ class AcceptanceEstimate:
         Sources without a model are as they were.
         """
         self.change(0, ratio)
-        self._further = numpy.zeros_like(self._further) if ratio is None else _scaled(self._further, ratio)
+        self._further = self._no_siblings() if ratio is None else self._further.scaled(ratio)
         self._shares = None
 
     def change(self, source: Hashable, ratio: float | None) -> None:
         """Expect `ratio` times the acceptance of one of several drafts, alone and behind others. None: forget it."""
-        for kind in (source, (source, BEHIND)):
+        kinds = (source, (source, BEHIND))
+        for kind in kinds:
             self._hazards.pop(kind, None)
-            places = [place for key, place in self._places.items() if key[0] == kind]
-            tried = self._all.pop(kind, None)
-            if tried is not None and ratio is not None:
-                self._all[kind] = _scaled(tried, ratio)
-            self._own[:, places] = 0.0 if ratio is None else _scaled(self._own[:, places], ratio)
+            if (tried := self._all.pop(kind, None)) is not None and ratio is not None:
+                self._all[kind] = tried.scaled(ratio)
+        for key in [key for key in self._own if key[0] in kinds]:
+            tried = self._own.pop(key)
+            if ratio is not None:
+                self._own[key] = tried.scaled(ratio)
 
     def sibling_shares(self) -> Floats:
         """Return P(sibling r of position i is accepted | the chain's token was rejected) `[positions, width − 1]`.
@@ -96,7 +123,7 @@ class AcceptanceEstimate:
         Siblings are tried in turn. What no position has seen of a rank is taken from all of them.
         """
         if self._shares is None:
-            tried, accepted = self._further
+            tried, accepted = numpy.array(self._further).reshape(2, self.speculation_length, self.width - 1)
             pooled = (accepted.sum(0) + IMAGINED * SIBLING) / (tried.sum(0) + IMAGINED)
             hazards = (accepted + POOLED * pooled) / (tried + POOLED)
             reached = numpy.cumprod(1 - hazards, 1)
@@ -140,13 +167,13 @@ class AcceptanceEstimate:
         Late positions are seldom tried: until they are, they are taken for like the others.
         """
         if kind not in self._hazards:
-            tried, accepted = self._all.get(kind, self._own[:, 0])
+            tried, accepted = numpy.array(self._all.get(kind, self._nothing))
             self._hazards[kind] = (accepted + POOLED * self._mean(kind)[0]) / (tried + POOLED)
         return self._hazards[kind]
 
     def _mean(self, kind: Hashable) -> tuple[float, float]:
         """Return P(a token is accepted) of a kind, over all requests and positions, and its standard error."""
-        tried, accepted = self._all.get(kind, self._own[:, 0]).sum(1).tolist()
+        tried, accepted = map(sum, self._all.get(kind, self._nothing))
         mean = (accepted + IMAGINED * self.prior) / (tried + IMAGINED)
         return mean, (mean * (1 - mean) / (tried + IMAGINED)) ** 0.5
 
@@ -160,7 +187,8 @@ class AcceptanceEstimate:
             own = zip(kinds, beliefs, strict=True)
             scale = [1.0 if belief is None else belief / self._mean(kind)[0] for kind, belief in own]
             pooled = numpy.clip(pooled * numpy.array(scale)[:, None], 0.0, 1.0)
-        tried, accepted = self._own.take([self._places.get(key, 0) for key in zip(kinds, names, strict=True)], 1)
+        found = [self._own.get(key, self._nothing) for key in zip(kinds, names, strict=True)]
+        tried, accepted = numpy.array(found).reshape(len(found), 2, self.speculation_length).swapaxes(0, 1)
         hazards: Floats = (accepted + strength * pooled) / (tried + strength)
         return hazards
 
@@ -181,57 +209,29 @@ class AcceptanceEstimate:
 
     def observe(self, rows: Sequence[RowResult], kinds: Sequence[Hashable] | None = None) -> None:
         """Count the trials of a step's rows. Rows without drafted tokens have none."""
-        drafted = [(kind, row) for kind, row in zip(kinds or [0] * len(rows), rows, strict=True) if row.trials]
-        if not drafted or not self.speculation_length:
-            return
-        places = [self._place((kind, row.sequence_id)) for kind, row in drafted]
-        trials = self._counted([row for _, row in drafted])
-        counted = trials[..., 0]
-        self._own[:, places] = self._own[:, places] * (1 - self._decay * counted[0]) + counted
-        different = {kind for kind, _ in drafted}
-        for kind in different:
-            new = (counted if len(different) == 1 else counted[:, [kind == other for other, _ in drafted]]).sum(1)
-            self._all[kind] = self._all.get(kind, 0.0) * self._forget_globally ** new[0] + new
-            self._hazards.pop(kind, None)
-        further = trials[..., 1:].sum(1)
-        if further[0].any():
-            self._further = self._further * self._forget_globally ** further[0] + further
-            self._shares = None
+        for kind, row in zip(kinds or [0] * len(rows), rows, strict=True):
+            if row.trials and self.speculation_length:
+                self._count(row, kind)
 
-    def _counted(self, rows: Sequence[RowResult]) -> Floats:
-        """Return the tokens of rows that were tried and accepted, by position and rank `[2, n, positions, width]`."""
-        counted = numpy.zeros((2, len(rows), self.speculation_length, self.width))
-        told_apart = [
-            (place, depth - 1, rank, accepted)
-            for place, row in enumerate(rows)
-            for depth, rank, _, accepted in row.trials
-            if depth <= self.speculation_length and rank < self.width
-        ]
-        if told_apart:
-            place, position, rank, accepted = zip(*told_apart, strict=True)
-            counted[:, place, position, rank] = numpy.ones(len(accepted)), accepted
-        return counted
+    def _count(self, row: RowResult, kind: Hashable) -> None:
+        own = self._own.setdefault((kind, row.sequence_id), Evidence.none(self.speculation_length))
+        every = self._all.setdefault(kind, Evidence.none(self.speculation_length))
+        self._hazards.pop(kind, None)
+        for depth, rank, _, accepted in row.trials:
+            if depth > self.speculation_length or rank >= self.width:
+                continue
+            if rank == 0:
+                own.add(depth - 1, accepted, self._stays)
+                every.add(depth - 1, accepted, self._stays_globally)
+                continue
+            self._further.add((depth - 1) * (self.width - 1) + rank - 1, accepted, self._stays_globally)
+            self._shares = None
 
     def keep_only(self, names: Sequence[str]) -> None:
         """Drop requests that are not among `names`."""
         alive = set(names)
-        kept = {key: place for key, place in self._places.items() if key[1] in alive}
-        self._own = self._own[:, [0, *kept.values()]]
-        self._places = {key: place for place, key in enumerate(kept, 1)}
+        self._own = {key: tried for key, tried in self._own.items() if key[1] in alive}
 
     def __len__(self) -> int:
         """Requests that have evidence of their own, and of how many kinds."""
-        return len(self._places)
-
-    def _place(self, key: tuple[Hashable, str]) -> int:
-        """Return the place of a request's evidence, a new one for a new request."""
-        place = self._places.setdefault(key, len(self._places) + 1)
-        if place == self._own.shape[1]:
-            self._own = numpy.concatenate([self._own, numpy.zeros((2, max(16, place), self.speculation_length))], 1)
-        return place
-
-
-def _scaled(evidence: Floats, ratio: float) -> Floats:
-    """Return what was tried, with `ratio` times as much of it accepted."""
-    tried, accepted = evidence
-    return numpy.stack([tried, numpy.minimum(accepted * ratio, tried)])
+        return len(self._own)

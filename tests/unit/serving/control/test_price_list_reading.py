@@ -8,7 +8,7 @@ from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.price_list import PriceList
-from distillspec.serving.control.speculation_policy import EXPLORE_EVERY, SpeculationPolicy
+from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
@@ -51,7 +51,7 @@ def test_a_longer_plan_to_learn_costs_from_reads_no_text() -> None:
         own = [RowView("read", 300, 4, unread_tokens=2), behind]
         prices = PriceList(own, 4, AcceptanceEstimate(4), COSTS, trees=None)
         best = prices.chains(own, [1, 0])
-        mode, plan = SpeculationPolicy().choose(own, prices, best, prices.plain(own), EXPLORE_EVERY)
+        mode, plan = SpeculationPolicy().choose(own, prices, best, prices.plain(own), explores=True)
         assert mode == "exploring"
         return plan.depths
 
