@@ -5,9 +5,9 @@
 Processor time of the one thread, so that a busy machine counts little. (The process's own clock sums over all threads,
 which took 20 to 90 µs a look beside torch's.) Medians over blocks of 64 steps, since plans hold for up to 32. Between
 steps 64 MB are read, as a model's passes read its weights: after them the caches hold nothing of a controller, which
-takes half as long again. Steps take what a cost table says: an invented one with which all rows draft, and that of `distill profile`, else the measured
-one of `results/fidelity_profile.json`. Rows have a draft, and in the last side n-grams that name likely nodes beside
-it. Writes `results/controller.json`.
+takes half as long again. Steps take what a cost table says: an invented one with which all rows draft, and that of
+`distill profile`, else the measured one of `results/fidelity_profile.json`. Rows have a draft, and in the last side
+n-grams that name likely nodes beside it. Writes `results/controller.json`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Costs of passes, measured at start or by `distill profile` and corrected by live steps, and acceptance, learnt too."""
+"""Costs of passes, measured at start or by `distill profile`, and acceptance, both corrected by live steps."""
