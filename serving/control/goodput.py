@@ -210,7 +210,7 @@ class GoodputController:
         Steps of one plan are learnt from together: after a pass the processor's caches hold none of this code.
         """
         if self._held.observe(result, self._steps):
-            self._named.decided(result.plan.why)
+            self._named.decided(result.plan.why, result.view.rows)
         self._steps += 1
         self._named.step(len(result.view.rows))
         self._count(result)

@@ -68,13 +68,18 @@ class NamedSources:
         ratio = best.goodput / plain.goodput
         return self._usual + USUAL * (ratio - self._usual) if self._usual else ratio
 
-    def decided(self, why: Decision) -> None:
-        """Learn from a decision, once. The sources rest if they have brought less than they cost."""
+    def decided(self, why: Decision, rows: Sequence[RowView]) -> None:
+        """Learn from a decision, once. The sources rest if they have brought less than they cost.
+
+        Args:
+            rows: of its step.
+        """
         if why.usual is None:
             return
-        self._usual, self.used = why.usual, True
+        rest, self._usual = self._rest(len(rows)), why.usual
+        self.used = self.used or (not rest.rests and any(map(names_nodes, rows)))
         if why.gain is not None:
-            self.used = self._rest(len(why.rows)).weigh(why.gain)
+            self.used = rest.weigh(why.gain)
 
     def step(self, rows: int) -> None:
         """Count a step of so many rows."""
