@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft
-from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.ladder import Ladder
 from distillspec.serving.base.plans import Plan, RowPlan
@@ -129,27 +129,32 @@ class Ragged(FixedLength):
 def test_ragged_windows_compute_the_next_number_on_the_ladder_and_all_are_recorded_before_traffic(
     target: LanguageModel,
 ) -> None:
-    """Six rows of five tokens at most: 30 tokens run as 32, and as no power of two in between."""
+    """Six rows of at most five tokens: 30 tokens run as 32, and 17 as 20."""
     recorder = FakeRecorder()
     settings = EngineSettings(max_slots=6, max_model_len=256, compile=False, pack_weights=False, prefix_reuse=False)
     proposer: Proposer = Guesses(TokenTree.chain([65, 66, 67, 68]))  # type: ignore[assignment]
-    widths = Widths(target)
+    widths, ladder = Widths(target), set(Ladder.tokens(30).steps)
     engine = Engine(target, None, settings, recorder=recorder, controller=Ragged(4), proposer=proposer)
-    ladder = set(Ladder.tokens(30).steps)
-    assert widths.seen == ladder
+    assert widths.seen >= ladder
     before = recorder.recorded
     asked = [[20 + 7 * row, *range(40, 60)] for row in range(6)]
-    wanted = [hf_greedy(target, prompt, 24) for prompt in asked]
+    for row, prompt in enumerate(asked):
+        engine.submit(Request(str(row), tuple(prompt), SamplingParams(temperature=0.0, max_tokens=90, ignore_eos=True)))
+    engine.step()
     widths.seen.clear()
-    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
+    for _ in range(12):
+        engine.step()
     widths.remove()
-    engine.close()
     assert recorder.recorded == before
-    prompts_tokens = {6 * 21}
-    assert widths.seen - prompts_tokens <= ladder
-    assert len(widths.seen & ladder) > 4
-    for output, text in zip(outputs, wanted, strict=True):
-        assert list(output.token_ids)[: len(text)] == text
+    assert recorder.replayed == 12
+    assert widths.seen <= ladder
+    assert len(widths.seen) > 2
+    for row, prompt in enumerate(asked):
+        written = engine.sequences.unfinished[f"{row}/0"].tokens[len(prompt) :]
+        wanted = hf_greedy(target, prompt, 24)
+        assert len(written) > 12
+        assert written[: len(wanted)] == wanted[: len(written)]
+    engine.close()
 
 
 @pytest.mark.parametrize(("most", "room", "count"), [(8, 256, 4), (256, 5, 5)], ids=["shapes", "memory"])
