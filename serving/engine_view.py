@@ -110,7 +110,7 @@ class EngineView:
 
         None (the default): nothing is. Never called where nothing `overlaps`, nor in steps that wait for no answer. It
         may call `submit`, `abort` and `at_next_step`, and change nothing else of the engine. What it raises ends the
-        step.
+        step. Where it is called, outputs of steps may lack text until `StepOutput.written`, which is for this time.
         """
         return self._core.meanwhile
 

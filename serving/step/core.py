@@ -166,6 +166,7 @@ class EngineCore:
         for _ in range(len(self._messages)):  # messages queued from here on wait for the next step
             self._messages.popleft().run()
         self.sequences.end_expired(timer.started)
+        self.sequences.deltas.text_later = self.meanwhile is not None and self.executor.overlaps
         begin = self.before_step  # another thread may take it away
         if begin is not None and self.sequences.unfinished:
             begin()
@@ -178,9 +179,9 @@ class EngineCore:
         except BaseException:
             self.sequences.recover(self.clock())
             raise
-        deltas, finished = self.sequences.take_results()
+        finished, (deltas, unwritten) = self.sequences.take_finished(), self.sequences.deltas.take()
         self._known.difference_update(output.request_id for output in finished)
-        return StepOutput(deltas, finished, result)
+        return StepOutput(deltas, finished, result, unwritten)
 
     def _limits_now(self, most: int | None) -> Limits:
         """Return the limits with as many prompt tokens as the next step should read beside the rows that decode.

@@ -1,7 +1,8 @@
 """The thread that steps the engine.
 
-On a device of its own a step's outputs are delivered while the next step computes, when the host has nothing else to do
-and the device does not wait for it. On CPUs, and where no step follows, they are delivered at once.
+On a device of its own a step's outputs are written as text and delivered while the next step computes, when the host
+has nothing else to do and the device does not wait for it. On CPUs, and where no step follows, they are delivered at
+once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -119,7 +120,7 @@ class EngineThread:
         if report is None:
             return
         try:
-            self._on_step(report)
+            self._on_step(replace(report, output=report.output.written()))
         except BaseException as error:  # a panic of a tokenizer written in Rust is no Exception
             self._error = error
 

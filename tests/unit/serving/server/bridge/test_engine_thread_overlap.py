@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ import pytest
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, RequestOutput, SamplingParams
 from distillspec.serving.decoding.sampling import TokenSampler
+from distillspec.serving.sequences.detokenize import Detokenizer
 from distillspec.serving.server.bridge.engine_thread import EngineThread, StepReport
 
 from ...conftest import MakeEngine, prompts
@@ -31,6 +32,7 @@ class Watched:
     wanted: int  # requests
     events: list[tuple[str, int]] = field(default_factory=list)
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
     done: dict[str, RequestOutput] = field(default_factory=dict)
     deaths: list[str] = field(default_factory=list)
     fails_to_deliver: int | None = None  # this report
@@ -64,6 +66,7 @@ class Watched:
         self.events.append(("deliver", number))
         for delta in report.output.deltas:
             self.tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
+            self.texts[delta.request_id] = self.texts.get(delta.request_id, "") + delta.text
         for output in report.output.finished:
             assert output.request_id not in self.done
             self.done[output.request_id] = output
@@ -122,9 +125,10 @@ def results(watched: Watched) -> dict[str, Any]:
 
 
 def check_whole(watched: Watched) -> None:
-    """Assert that every token was delivered once, in order."""
+    """Assert that every token and its text were delivered once, in order."""
     for name, output in watched.done.items():
-        assert tuple(watched.tokens[name]) == tuple(output.completions[0].token_ids)
+        assert tuple(watched.tokens[name]) == tuple(output.token_ids)
+        assert watched.texts[name] == output.text
 
 
 def test_the_same_is_written_and_delivered_as_on_a_cpu(
@@ -162,6 +166,26 @@ def test_a_step_that_fails_loses_no_output_of_the_one_before(target: LanguageMod
     check_whole(watched)
     assert len(watched.tokens["a"]) == 6
     assert not watched.deaths
+
+
+def test_text_is_written_beside_the_device_where_no_stop_string_waits_for_it(
+    target: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Detokenizer.add
+    watched = watch(make_engine, target, {**ALONE, "stop": replace(ALONE["a"], stop=("@@",))}, look=False)
+
+    def noted(text: Detokenizer, token: int, may_stop: bool = True) -> str:
+        watched.events.append((f"text {text.stop}", watched.count(f"text {text.stop}")))
+        return plain(text, token, may_stop)
+
+    monkeypatch.setattr(Detokenizer, "add", noted)
+    watched.run()
+    check_whole(watched)
+    names = [name for name, _ in watched.events]
+    later, needed = "text ()", "text ('@@',)"
+    assert watched.count(later) == watched.count(needed) == 6
+    first = names.index("read")
+    assert names[first + 1 : first + 6] == [needed, "launch", later, "deliver", "read"]
 
 
 @pytest.mark.parametrize("look", [True, False], ids=["cpu", "device"])
@@ -233,5 +257,5 @@ def test_an_abort_between_two_steps_comes_after_what_was_written(
     watched.run()
     (answer,) = watched.done["a"].completions
     assert answer.finish_reason == "abort"
-    assert watched.tokens["a"] == list(answer.token_ids)
+    check_whole(watched)
     assert len(answer.token_ids) == 4
