@@ -118,11 +118,11 @@ class Widths:
 
 
 class Ragged(FixedLength):
-    """Lengths of 0 … 4 that differ from row to row and from step to step."""
+    """Lengths of up to 4 that differ from row to row, and whose sum differs from step to step."""
 
     def plan(self, view: BatchView) -> Plan:
         self.step = getattr(self, "step", 0) + 1
-        lengths = [(3 * place + self.step) % 5 for place in range(len(view.rows))]
+        lengths = [(place + self.step) % (1 + self.step % 5) for place in range(len(view.rows))]
         return Plan(tuple(RowPlan.chain(row, length) for row, length in zip(view.rows, lengths, strict=True)))
 
 
@@ -133,11 +133,12 @@ def test_ragged_windows_compute_the_next_number_on_the_ladder_and_all_are_record
     recorder = FakeRecorder()
     settings = EngineSettings(max_slots=6, max_model_len=256, compile=False, pack_weights=False, prefix_reuse=False)
     proposer: Proposer = Guesses(TokenTree.chain([65, 66, 67, 68]))  # type: ignore[assignment]
+    asked = [[20 + 7 * row, *range(40, 60)] for row in range(6)]
+    wanted = [hf_greedy(target, prompt, 24) for prompt in asked]
     widths, ladder = Widths(target), set(Ladder.tokens(30).steps)
     engine = Engine(target, None, settings, recorder=recorder, controller=Ragged(4), proposer=proposer)
     assert widths.seen >= ladder
     before = recorder.recorded
-    asked = [[20 + 7 * row, *range(40, 60)] for row in range(6)]
     for row, prompt in enumerate(asked):
         engine.submit(Request(str(row), tuple(prompt), SamplingParams(temperature=0.0, max_tokens=90, ignore_eos=True)))
     engine.step()
@@ -148,13 +149,12 @@ def test_ragged_windows_compute_the_next_number_on_the_ladder_and_all_are_record
     assert recorder.recorded == before
     assert recorder.replayed == 12
     assert widths.seen <= ladder
-    assert len(widths.seen) > 2
-    for row, prompt in enumerate(asked):
-        written = engine.sequences.unfinished[f"{row}/0"].tokens[len(prompt) :]
-        wanted = hf_greedy(target, prompt, 24)
-        assert len(written) > 12
-        assert written[: len(wanted)] == wanted[: len(written)]
+    assert len(widths.seen) > 3
+    written = [engine.sequences.unfinished[f"{row}/0"].output_ids for row in range(6)]
     engine.close()
+    for found, text in zip(written, wanted, strict=True):
+        assert len(found) > 12
+        assert found[: len(text)] == text[: len(found)]
 
 
 @pytest.mark.parametrize(("most", "room", "count"), [(8, 256, 4), (256, 5, 5)], ids=["shapes", "memory"])
@@ -166,15 +166,16 @@ def test_recordings_before_traffic_are_bounded(target: LanguageModel, most: int,
         def has_room(self) -> bool:  # type: ignore[override]
             return self.recorded < room
 
+    asked = prompts(4)
+    wanted = [hf_greedy(target, prompt, 12) for prompt in asked]
     recorder = Full(most)
     settings = EngineSettings(max_slots=3, max_model_len=256, controller="fixed", speculation_length=3)
     engine = Engine(target, None, settings, recorder=recorder)
     assert recorder.recorded == count
-    asked = prompts(4)
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=12))
     engine.close()
     assert recorder.recorded <= min(most, room)
-    assert [list(output.token_ids) for output in outputs] == [hf_greedy(target, prompt, 12) for prompt in asked]
+    assert [list(output.token_ids) for output in outputs] == wanted
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

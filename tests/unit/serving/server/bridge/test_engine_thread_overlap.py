@@ -112,11 +112,11 @@ def test_on_a_cpu_a_step_is_delivered_at_its_end(target: LanguageModel, make_eng
 
 
 MIXED = {
-    "greedy": SamplingParams(temperature=0.0, max_tokens=30),
-    "seeded": SamplingParams(seed=5, max_tokens=25),
-    "stop": SamplingParams(temperature=0.0, max_tokens=40, stop=("e", "a")),
-    "log": SamplingParams(temperature=0.0, max_tokens=9, logprobs=2, ignore_eos=True),
-    "top-p": SamplingParams(seed=1, top_p=0.8, max_tokens=33),
+    "greedy": SamplingParams(temperature=0.0, max_tokens=9),
+    "seeded": SamplingParams(seed=5, max_tokens=7),
+    "stop": SamplingParams(temperature=0.0, max_tokens=12, stop=("e", "a")),
+    "log": SamplingParams(temperature=0.0, max_tokens=4, logprobs=2, ignore_eos=True),
+    "top-p": SamplingParams(seed=1, top_p=0.8, max_tokens=8),
 }
 
 
