@@ -1,4 +1,4 @@
-"""What answers have written since the last step's outputs were taken."""
+"""Deltas of answers: their new tokens and text since the last step's outputs were taken."""
 
 from __future__ import annotations
 

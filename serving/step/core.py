@@ -30,7 +30,7 @@ from distillspec.serving.step.timer import StepTimer
 
 
 class _Message(NamedTuple):
-    """What a step does before anything else."""
+    """Work that a step does before anything else."""
 
     run: Callable[[], None]
     early: bool = False  # it may be done while the step before computes: no answer of that changes it
