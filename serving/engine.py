@@ -83,7 +83,7 @@ class Engine(EngineView):
             parts.drafts, target, self.settings, parts.models, parts.proposers, parts.core, parts.executor, parts.cache
         )
         self._ids = count()
-        self.costs = parts.costs
+        self.costs, self._recorded = parts.costs, parts.recorded
         if self.costs is None:
             self._measure_costs()
 
@@ -276,12 +276,12 @@ class Engine(EngineView):
 
     def timed_passes(self, clock: Callable[[], float] = time.perf_counter) -> TimedPasses:
         """Return passes of target and draft to be timed, for an idle engine."""
-        return TimedPasses(self.target, self.runner, self.sampler, self.proposer, clock)
+        return TimedPasses(self.target, self.runner, self.sampler, self.proposer, clock, self._recorded)
 
     def use_costs(self, costs: LatencyModel) -> None:
         """Go on from known costs of steps. Call between steps, from the thread that steps."""
-        give_costs(self.controller, costs)
-        self.costs = costs
+        self.costs = costs.recorded_in(self._recorded)
+        give_costs(self.controller, self.costs)
 
     def _measure_costs(self) -> None:
         """Measure what steps cost for a controller that would else have to learn it."""

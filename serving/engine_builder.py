@@ -18,6 +18,7 @@ from distillspec.models.memory import keep_freed_memory
 from distillspec.models.paged_cache import PagedCache
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.ladder import UNRECORDED, Recorded
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.named import ControllerParts, make_controller
 from distillspec.serving.costs.hardware_profile import Profile
@@ -25,13 +26,13 @@ from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import evaluated, version_of
 from distillspec.serving.execution.attention import choose_attention, page_tokens, reads_pages
-from distillspec.serving.execution.graphs import CudaRecorder, Recorder
+from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.execution.memory import CachePlan, choose_model_len, plan_cache
-from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
+from distillspec.serving.pass_recording import choose_recorder, describe_passes, recorded_tokens
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.named import (
@@ -105,6 +106,7 @@ class EngineParts:
     cache: CachePlan
     drafts: dict[str, LanguageModel]  # those that can be used
     costs: LatencyModel | None  # a profile's
+    recorded: Recorded  # numbers of tokens that its passes are recorded in
 
 
 def build_parts(
@@ -139,8 +141,11 @@ def build_parts(
     attend, attention = choose_attention(settings.attention, [target, *usable.values()], page)
     if settings.page_tokens is None and not reads_pages(attend):
         page = 0
+    recorder = recorder or choose_recorder(settings, target)
+    recorded = recorded_tokens(settings, recorder, controller)
     # These may refuse too (another machine's profile, a kernel that does not run), so models are held after them.
     costs = profiled_costs(settings, target, usable)
+    costs = None if costs is None else costs.recorded_in(recorded)
     planner = controller or choose_controller(settings, costs, usable)
     held = HeldModels(pack_weights=settings.pack_weights, compile=settings.compile)
     with held.released_on_failure():  # a proposer may refuse its settings
@@ -156,7 +161,6 @@ def build_parts(
             held.prepared(target).hand_out(feature_ids)
         models = [target, *fitting.values()]
         cache = plan(models[1:])
-        recorder = recorder or _choose_recorder(settings, target)
         sampler = sampler or _make_sampler(settings, target)
         pages, slots = cache.pages(), SlotCache(cache.slots, max_model_len, attend)
         target_cache = slots if pages is None else PagedCache.of(slots, pages, target.device)
@@ -186,9 +190,10 @@ def build_parts(
         target.device,
         str(target.dtype).removeprefix("torch."),
         cache.describe(models, feature_ids),
-        _describe_passes(attention, held.prepared(target), recorder),
+        describe_passes(attention, held.prepared(target), recorder),
     )
-    return EngineParts(core, executor, held, proposers, cache, fitting, costs)
+    recorded = recorded if executor.records else UNRECORDED
+    return EngineParts(core, executor, held, proposers, cache, fitting, costs, recorded)
 
 
 def fitted(settings: EngineConfig, device: torch.device) -> EngineConfig:
@@ -276,21 +281,3 @@ def _make_sampler(settings: EngineConfig, target: LanguageModel) -> TokenSampler
         verification=settings.verification,
         roots=settings.roots,
     )
-
-
-def _choose_recorder(settings: EngineConfig, target: LanguageModel) -> Recorder | None:
-    return CudaRecorder() if target.device.type == "cuda" and settings.cuda_graphs else None
-
-
-def _describe_passes(attention: str, target: PreparedModel, recorder: Recorder | None) -> str:
-    """Describe for the log how forward passes run."""
-    words = [f"attention by {attention}"]
-    if target.packs is not None and target.packs.packing is not None:
-        words.append(f"weights packed by {target.packs.packing.name}")
-    if recorder is not None:
-        words.append("graphs")
-    if target.compiled is not None:
-        words.append("passes compiled" if target.compiled.ready else "passes to be compiled")
-    elif recorder is None:
-        words.append("passes run as they are")
-    return ", ".join(words)

@@ -26,7 +26,7 @@ from distillspec.serving.step.model_executor import ModelExecutor
 class EngineView:
     """Parts and state of an engine. Read and change them between steps, from the stepping thread.
 
-    Only `clock`, `observer` and `before_step` may be assigned.
+    Only `clock`, `observer`, `before_step` and `meanwhile` may be assigned.
     """
 
     def __init__(self, core: EngineCore, executor: ModelExecutor) -> None:
@@ -98,6 +98,25 @@ class EngineView:
     @before_step.setter
     def before_step(self, call: Callable[[], None] | None) -> None:
         self._core.before_step = call
+
+    @property
+    def overlaps(self) -> bool:
+        """True if the host is free while the target's pass runs: on devices of their own, not on CPUs."""
+        return self._executor.overlaps
+
+    @property
+    def meanwhile(self) -> Callable[[], None] | None:
+        """Called in the stepping thread while a device runs the target's pass, before its answer is waited for.
+
+        None (the default): nothing is. Never called where nothing `overlaps`, nor in steps that wait for no answer. It
+        may call `submit`, `abort` and `at_next_step`, and change nothing else of the engine. What it raises ends the
+        step. Where it is called, outputs of steps may lack text until `StepOutput.written`, which is for this time.
+        """
+        return self._core.meanwhile
+
+    @meanwhile.setter
+    def meanwhile(self, call: Callable[[], None] | None) -> None:
+        self._core.meanwhile = call
 
     @property
     def draft_version(self) -> str:

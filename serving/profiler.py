@@ -78,6 +78,7 @@ def measure(
         clock: seconds.
     """
     passes = engine.timed_passes(clock)
+    recorded = passes.recorded
     works = [*_verifications(passes, grid), *(passes.prefill(tokens, grid.rounds) for tokens in grid.prompts)]
     drafts = passes.drafts() if engine.proposer is not None else []
     for draft in drafts:
@@ -103,10 +104,10 @@ def measure(
         machine(engine.target.device),
         PassKey.of(engine.settings),
         ModelKey.of(engine.target),
-        fit([point for (source, _), found in points.items() if not source for point in found]),
+        fit([point for (source, _), found in points.items() if not source for point in found], recorded.target),
         {
             draft.source: ProfiledDraft(
-                (model := engine.drafts[draft.source]).name, size_of(model), fit(found), draft.at_once
+                (model := engine.drafts[draft.source]).name, size_of(model), fit(found, recorded.drafts), draft.at_once
             )
             for draft in drafts
             if (found := points.get((draft.source, "drafting")))

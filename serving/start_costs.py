@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.ladder import Ladder
 from distillspec.serving.base.rows import Option
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.base.wrapped import innermost
@@ -57,9 +58,10 @@ def measure_at_start(
         own = points.setdefault(work.source, [])
         # The least, since pauses only add. Live steps correct the speed.
         own += [replace(work.point, seconds=max(min(times), 1e-9))] if times else []
-    target = _table(points.pop("", []))
+    recorded = passes.recorded
+    target = _table(points.pop("", []), recorded.target)
     sizes = {source: _sizes([work.point for work in works if work.source == source]) for source in points}
-    drafts = {source: _table(own, alone=len(sizes[source]) == 1) for source, own in points.items()}
+    drafts = {source: _table(own, recorded.drafts, alone=len(sizes[source]) == 1) for source, own in points.items()}
     known = {source: table for source, table in drafts.items() if table is not None}
     if target is None or (with_draft and not known):
         return None
@@ -148,11 +150,11 @@ def _time_in_turn(passes: TimedPasses, works: Sequence[Work], budget_s: float) -
         seconds[place].append(passes.seconds(works[place]))
 
 
-def _table(points: Sequence[Timed], *, alone: bool = False) -> CostTable | None:
+def _table(points: Sequence[Timed], recorded: Ladder, *, alone: bool = False) -> CostTable | None:
     """Fit the points. `alone`: no other size occurs (drafts of a single slot), so any may cost as much."""
     if alone:
         points = [*points, *(replace(point, tokens=point.tokens + point.passes) for point in points)]
-    return fit(points).cost if len(_sizes(points)) > 1 else None
+    return fit(points, recorded).cost if len(_sizes(points)) > 1 else None
 
 
 def _sizes(points: Sequence[Timed]) -> set[float]:

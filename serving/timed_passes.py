@@ -10,6 +10,7 @@ from itertools import count
 import torch
 
 from distillspec.models import LanguageModel
+from distillspec.serving.base.ladder import UNRECORDED, Recorded
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.rows import ANY, ANYTHING, Option
@@ -40,13 +41,17 @@ class Work:
 
 @dataclass(frozen=True)
 class TimedPasses:
-    """Makes works of an idle engine. Its slots must hold `context + length + 1` tokens."""
+    """Makes works of an idle engine. Its slots must hold `context + length + 1` tokens.
+
+    `recorded`: numbers of tokens that its passes are recorded in. Points have the tokens that passes compute.
+    """
 
     target: LanguageModel
     runner: ModelRunner
     sampler: TokenSampler
     proposer: Proposer | None
     clock: Callable[[], float] = time.perf_counter
+    recorded: Recorded = UNRECORDED
 
     def verification(self, rows: int, length: int, context: int, plain: int | None = None) -> Work:
         """Return a pass of the target over newest and drafted tokens, up to the verdicts, as in a step."""
@@ -58,9 +63,8 @@ class TimedPasses:
             logits = self.target.full_width(self.runner.logits(self.runner.read(inputs)))
             return self.sampler.verify(logits, windows)
 
-        return Work(
-            "verification", Timed(rows * context, rows * (1 + length), 1, 0.0, rows), run, (rows, context), plain
-        )
+        tokens = self.recorded.target.up(rows * (1 + length))
+        return Work("verification", Timed(rows * context, tokens, 1, 0.0, rows), run, (rows, context), plain)
 
     def prefill(self, longest: int, rounds: int) -> Work:
         """Return a pass of the target over a prompt.
@@ -103,7 +107,8 @@ class TimedPasses:
             return trees
 
         passes = 1 if any(own.at_once for own in self.drafts() if own.source == source) else length
-        point = Timed(rows * context * passes, rows * length, passes, 0.0, rows * passes)
+        tokens = passes * self.recorded.drafts.up(rows * length // passes)
+        point = Timed(rows * context * passes, tokens, passes, 0.0, rows * passes)
         return Work("drafting", point, run, (rows, context), source=source)
 
     def _longest(self, source: str) -> int:

@@ -58,6 +58,7 @@ class HardwareConfig:
     padded_attention: bool = False  # attention reads as many keys for every row as the longest one has
     batch_expansion: bool = False  # verification reads a row's context once per token, as vLLM's first scorer did
     micro_batches: int = 1  # parts of a step, one drafted on other devices while another is verified; 0: the best
+    recorded_tokens: int = 0  # passes of up to so many tokens are padded to recorded ones (CUDA graphs); 0: none are
     noise: float = 0.0  # relative standard deviation of step times
     profile: str | None = None  # profile.json of distill profile: measured times in place of derived ones
 
@@ -76,6 +77,7 @@ class HardwareConfig:
             ("prefill_chunk", 1),
             ("cache_tokens", 2),
             ("micro_batches", 0),
+            ("recorded_tokens", 0),
         ):
             value = getattr(self, name)
             require(value is None or value >= least, f"hardware.{name}={value} must be at least {least}")

@@ -96,6 +96,7 @@ class StepResult:
     drafted_s: Mapping[str, float] = field(default_factory=dict)  # of each of several sources, parts of draft_s
     readings_s: float = 0.0  # of drafts that read ahead of a switch, another part of draft_s
     planning_s: float = 0.0  # of foreseeing proposals and choosing among them
+    overlapped_s: float = 0.0  # of the host, while a device ran the target's pass: a part of target_s
 
 
 def decoding_rows(result: StepResult) -> Sequence[RowResult]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
 from scipy.optimize import nnls
 
+from distillspec.serving.base.ladder import EXACT, Ladder
 from distillspec.serving.costs.table import CostTable
 
 APART = 1.15  # least ratio of two knots of a fitted table
@@ -51,11 +52,17 @@ class Fitted:
         return cls(CostTable.from_json(stored["cost"]), float(stored["held_out_error"]), points)
 
 
-def fit(points: Sequence[Timed]) -> Fitted:
+def fit(points: Sequence[Timed], recorded: Ladder = EXACT) -> Fitted:
     """Fit a table of least squared relative error to the points that are not held out, with no cost below 0.
 
-    Knots are numbers of tokens that were timed. A cost of rows is fitted where it clearly lowers the error. Raises
-    ValueError where there are less than two numbers of tokens, or a time is not above 0.
+    Knots are numbers of tokens that were timed. A cost of rows is fitted where it clearly lowers the error.
+
+    Args:
+        points: with the tokens that passes computed.
+        recorded: numbers of tokens that passes are recorded in.
+
+    Raises:
+        ValueError: there are less than two numbers of tokens, or a time is not above 0.
     """
     seen = [point for point in points if not point.held_out]
     if not seen or min(point.seconds for point in points) <= 0:
@@ -65,6 +72,7 @@ def fit(points: Sequence[Timed]) -> Fitted:
         with_rows = _fitted_table(seen, by_row=True)
         if _error(with_rows, seen) < ROWS_MATTER * _error(cost, seen):
             cost = with_rows
+    cost = replace(cost, recorded=recorded)
     return Fitted(cost, _error(cost, [point for point in points if point.held_out] or seen), tuple(points))
 
 

@@ -19,7 +19,7 @@ from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.fitted import Fitted
 from distillspec.serving.costs.latency import LatencyModel
 
-VERSION = 5
+VERSION = 6
 FILE = "profile.json"
 
 

@@ -16,7 +16,7 @@ from distillspec.serving.costs.hardware_profile import ModelKey, PassKey, machin
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
-VERSION = 2
+VERSION = 3
 
 Key = dict[str, Any]
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from distillspec.errors import ConfigError
 from distillspec.serving.base.catch_up import ALONG, MOST, catch_up_cost
 from distillspec.serving.base.draft_change import DraftChange
+from distillspec.serving.base.ladder import Recorded
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.table import CostTable
 
@@ -52,6 +53,12 @@ class LatencyModel:
         if change.like is None or known is None:
             return self
         return replace(self, members={**self.members, change.source: known.scaled(change.times)})
+
+    def recorded_in(self, recorded: Recorded) -> LatencyModel:
+        """Return the same costs on a device that records passes in these numbers of tokens."""
+        tables = {source: replace(table, recorded=recorded.drafts) for source, table in self.members.items()}
+        draft = None if self.draft is None else replace(self.draft, recorded=recorded.drafts)
+        return replace(self, target=replace(self.target, recorded=recorded.target), draft=draft, members=tables)
 
     def of_draft(self, at_once: bool, source: str = DRAFT) -> LatencyModel:
         """Return the same costs with one draft's passes.

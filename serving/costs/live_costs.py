@@ -73,7 +73,7 @@ class LiveCosts:
     """
 
     def __init__(self, prior: CostTable, trust: Trust = MEASURED) -> None:
-        self._knots = numpy.array(KNOTS, dtype=numpy.float64)
+        self._knots, self._recorded = numpy.array(KNOTS, dtype=numpy.float64), prior.recorded
         start_s = prior.by_tokens(self._knots)
         least_s = [max(start_s[0] / FULL_CONTEXT, prior.per_context), prior.per_row, start_s[0] + prior.first]
         # A small draft may have been measured to cost nothing but a first pass. In such a unit no knot could rise.
@@ -100,7 +100,7 @@ class LiveCosts:
             return table
         *seconds, per_context, per_row, first = numpy.maximum(state * self._unit, 0.0).tolist()
         rising = accumulate(seconds, max)  # as in `CostTable.rising`
-        found = CostTable(tuple(zip(KNOTS, rising, strict=True)), per_context, per_row, first)
+        found = CostTable(tuple(zip(KNOTS, rising, strict=True)), per_context, per_row, first, self._recorded)
         self._table = state, found
         return found
 
@@ -117,6 +117,7 @@ class LiveCosts:
         if not passes or not 0 <= seconds < float("inf"):
             return False
         self._observed += 1
+        passes = list(map(self._recorded.up, passes))
         tokens = sum(passes)
         like_last = abs(tokens - self._last) <= ALIKE * self._last
         if like_last and self._observed > ALERT and self._observed % TAKEN_EVERY:

@@ -1,4 +1,7 @@
-"""Cost table: seconds of one forward pass by its tokens, rows and cached context."""
+"""Cost table: seconds of one forward pass by its tokens, rows and cached context.
+
+Where a device records passes, tokens are those that a pass computes: the next number on its ladder.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import numpy
 from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
+from distillspec.serving.base.ladder import EXACT, Ladder
 
 # Numbers of tokens that tables are measured and corrected at: close where costs change from flat to rising.
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 40, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -32,6 +36,7 @@ class CostTable:
         per_context: seconds for each cached token of the pass's rows.
         per_row: seconds for each row.
         first: seconds that the first of a draft's passes takes more: it reads weights from memory, and new text.
+        recorded: numbers of tokens that passes are recorded in. A pass costs what the number that it runs as costs.
 
     Raises:
         ConfigError: a number is negative or not finite, knots do not ascend, or there are fewer than two.
@@ -41,6 +46,7 @@ class CostTable:
     per_context: float = 0.0
     per_row: float = 0.0
     first: float = 0.0
+    recorded: Ladder = EXACT
 
     def __post_init__(self) -> None:
         for name in ("per_context", "per_row", "first"):
@@ -72,23 +78,24 @@ class CostTable:
     def from_json(cls, stored: Mapping[str, Any]) -> CostTable:
         """Return the table that `dataclasses.asdict` made JSON of."""
         knots = tuple((float(tokens), float(seconds)) for tokens, seconds in stored["knots"])
-        return cls(**{**stored, "knots": knots})
+        return cls(**{**stored, "knots": knots, "recorded": Ladder(tuple(stored["recorded"]["steps"]))})
 
     def scaled(self, factor: float) -> CostTable:
         """Return the table of a machine that takes `factor` times as long."""
         knots = tuple([(tokens, factor * seconds) for tokens, seconds in self.knots])
-        return CostTable(knots, factor * self.per_context, factor * self.per_row, factor * self.first)
+        further = factor * self.per_context, factor * self.per_row, factor * self.first
+        return CostTable(knots, *further, self.recorded)
 
     def seconds(self, context: float, tokens: float, rows: float = 0) -> float:
         """Return the seconds of a pass over `tokens` tokens of `rows` rows, with `context` tokens cached in all.
 
         What a draft's first pass takes more is not in it.
         """
-        return self._at(tokens) + self.per_context * context + self.per_row * rows
+        return self._at(self.recorded.up(tokens)) + self.per_context * context + self.per_row * rows
 
     def by_tokens(self, tokens: Floats) -> Floats:
         """Return the interpolated part of the seconds for many numbers of tokens, of any shape."""
-        return numpy.asarray(numpy.interp(tokens, *self._arrays))
+        return numpy.asarray(numpy.interp(self.recorded.all_up(tokens), *self._arrays))
 
     def _at(self, tokens: float) -> float:
         knots = self.knots

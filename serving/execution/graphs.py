@@ -1,7 +1,7 @@
 """Forward passes recorded once per shape and replayed: CUDA graphs.
 
-A pass over N tokens reads its inputs from buffers of the next larger shape. Rows and tokens that only pad write to the
-cache's spare place and read what they like. Their outputs are dropped.
+A pass over N tokens reads its inputs from buffers of the next larger shape (`recorded_shapes`). Rows and tokens
+that only pad write to the cache's spare place and read what they like. Their outputs are dropped.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 from distillspec.errors import in_one_line
 from distillspec.models import LanguageModel
 from distillspec.models.flat_view import FlatView, RowGroup
-from distillspec.models.numerics import power_of_two
 from distillspec.models.slot_cache import SlotCache, SlotView
+from distillspec.serving.execution.recorded_shapes import PassShape, RecordedShapes
 
 log = logging.getLogger(__name__)
 
 WARM_UPS = 2
-WIDEST = 16  # tokens a row. Longer reads are prompts and are not recorded
-SHORTEST_REACH = 256  # keys read a row are rounded up to a power of two from here on
+AHEAD = 0.5  # share of all recordings that may be made before traffic
+LEAST_FREE = 1 << 28  # bytes of the device that stay free of recordings
 
 Output = TypeVar("Output")
 Recording = TypeVar("Recording")
@@ -35,6 +35,11 @@ class Recorder(Protocol):
     """Turns a computation into one that can be replayed on changed inputs."""
 
     most: int  # shapes to record at most
+
+    @property
+    def has_room(self) -> bool:
+        """True if there is memory for another recording."""
+        ...
 
     def record(self, run: Callable[[], Output]) -> Callable[[], Output]:
         """Record `run`, calling it as often as needed. Return a replay, which gives its output for new input values."""
@@ -48,6 +53,11 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+
+    @property
+    def has_room(self) -> bool:
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return torch.cuda.mem_get_info()[0] + unused > LEAST_FREE
 
     def record(self, run: Callable[[], Output]) -> Callable[[], Output]:
         stream = torch.cuda.Stream()
@@ -74,7 +84,7 @@ class Recordings(Generic[Recording]):
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._made: dict[Hashable, Recording] = {}
-        self._works = True
+        self.works = True
 
     def __len__(self) -> int:
         return len(self._made)
@@ -87,40 +97,15 @@ class Recordings(Generic[Recording]):
         """Return the recording of a shape, made now if there is none. None: run it unrecorded."""
         if shape in self._made:
             return self._made[shape]
-        if not (self._works and len(self._made) < self.recorder.most):
+        if not (self.works and len(self._made) < self.recorder.most and self.recorder.has_room):
             return None
         try:
             self._made[shape] = record()
         except Exception as error:  # recording has many ways to fail, and serving must go on
-            self._works = False
+            self.works = False
             log.warning("passes run as they are: recording one failed (%s)", in_one_line(error, 300))
             return None
         return self._made[shape]
-
-
-@dataclass(frozen=True)
-class PassShape:
-    """Tokens of a pass, and of its attention: rows, tokens a row, keys read a row. Powers of two."""
-
-    tokens: int
-    rows: int
-    width: int
-    reach: int
-
-    @classmethod
-    def of(cls, view: FlatView, reach: int) -> PassShape | None:
-        """Return the shape to record for a pass that reads `reach` keys a row, None for one that is not recorded.
-
-        Trees and prompts are not. The rows are those of all slots up to the last one that the pass reads.
-        """
-        last, width, tokens = 0, 0, 0
-        for group in view.groups:
-            rows, own = group.view.places.shape
-            if group.view.first is None or group.view.ancestors is not None or own > WIDEST:
-                return None
-            last, width, tokens = max(last, group.view.first + rows), max(width, own), tokens + group.count
-        rows = min(power_of_two(last), view.cache.slots)
-        return cls(power_of_two(tokens), rows, power_of_two(width), recorded_reach(reach, view.cache))
 
 
 class PassInputs:
@@ -176,10 +161,10 @@ class _Recorded:
 
 
 class GraphedPasses:
-    """Recorded passes of one model over its cache. Prompts and trees are not recorded."""
+    """Recorded passes of one model over its cache, in `shapes`. Prompts and trees are not recorded."""
 
-    def __init__(self, model: LanguageModel, cache: SlotCache, recorder: Recorder) -> None:
-        self.model, self.cache, self.recorder = model, cache, recorder
+    def __init__(self, model: LanguageModel, cache: SlotCache, recorder: Recorder, shapes: RecordedShapes) -> None:
+        self.model, self.cache, self.recorder, self._shapes = model, cache, recorder, shapes
         self._recordings: Recordings[_Recorded] = Recordings(recorder)
 
     @property
@@ -187,33 +172,37 @@ class GraphedPasses:
         """Number of recorded shapes."""
         return len(self._recordings)
 
-    def record_ahead(self, speculation_length: int) -> None:
-        """Record decoding passes before traffic: every batch size, up to `speculation_length` drafted tokens a row.
+    @property
+    def works(self) -> bool:
+        """False once recording has failed."""
+        return self._recordings.works
 
-        Longer contexts and ragged windows are recorded when they come.
+    def record_ahead(self, speculation_length: int) -> None:
+        """Record a target's decoding passes before traffic, with up to `speculation_length` drafted tokens a row.
+
+        At most `AHEAD` of all recordings, and none where memory is short. Others are recorded when they come.
         """
-        slots, reach = self.cache.slots, recorded_reach(1, self.cache)
-        widths = sorted({power_of_two(1 + length) for length in range(min(speculation_length, WIDEST - 1) + 1)})
-        for rows in sorted({min(power_of_two(rows), slots) for rows in range(1, slots + 1)}):
-            for width in widths:
-                shape = PassShape(power_of_two(rows * width), rows, width, reach)
-                self._recordings.get(shape, partial(self._record, shape))
+        self._shapes = RecordedShapes.of_target(self.cache, speculation_length)
+        for shape in self._shapes.ahead(int(AHEAD * self.recorder.most)):
+            if not self.recorder.has_room:
+                log.warning("device memory is short: %d shapes of passes are recorded before traffic", self.shapes)
+                return
+            self._recordings.get(shape, partial(self._record, shape))
 
     def hidden(self, tokens: Tensor, view: FlatView) -> Tensor:
         """Final hidden states `[N, D]` of `tokens [1, N]` int64, valid until the next call."""
-        shape = PassShape.of(view, max(group.view.reach for group in view.groups))
+        shape = self._shapes.shape(view, max(group.view.reach for group in view.groups))
         recorded = None if shape is None else self._recordings.get(shape, lambda: self._record(shape))
         if recorded is None:
             return view.hidden(self.model, tokens)
         count = recorded.inputs.load(tokens, view)
         return recorded.replay()[:count]
 
+    def anew(self) -> GraphedPasses:
+        """Return the same without recordings: the states that they keep lie elsewhere."""
+        return GraphedPasses(self.model, self.cache, self.recorder, self._shapes)
+
     def _record(self, shape: PassShape) -> _Recorded:
         inputs = PassInputs(self.cache, shape, self.model.device)
 
         return _Recorded(inputs, self.recorder.record(lambda: inputs.view().hidden(self.model, inputs.tokens)))
-
-
-def recorded_reach(reach: int, cache: SlotCache) -> int:
-    """Keys read a row in recorded passes that have to read `reach`."""
-    return min(max(power_of_two(reach), SHORTEST_REACH), cache.max_len)

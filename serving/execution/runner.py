@@ -20,6 +20,7 @@ from distillspec.serving.execution.beside import Beside
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.graphs import GraphedPasses, Recorder
 from distillspec.serving.execution.prepared import PreparedModel
+from distillspec.serving.execution.recorded_shapes import RecordedShapes
 from distillspec.types import OutputHead
 
 
@@ -43,7 +44,8 @@ class ModelRunner:
         self.prepared = prepared
         self.cache = cache
         self.cache.state_ids = tuple(feature_ids)
-        self.graphs = GraphedPasses(model, self.cache, recorder) if recorder is not None else None
+        shapes = RecordedShapes.of_draft(cache)  # a target's are told to `GraphedPasses.record_ahead`
+        self.graphs = GraphedPasses(model, cache, recorder, shapes) if recorder is not None else None
         self.passes = 0
         self._head: OutputHead | None = None  # made once: building it takes as long as a small product
 
@@ -172,7 +174,7 @@ class ModelRunner:
         """Keep other states of the tokens of later passes. Recorded passes are recorded again."""
         self.cache.features, self.cache.state_ids = None, tuple(feature_ids)
         if self.graphs is not None:
-            self.graphs = GraphedPasses(self.model, self.cache, self.graphs.recorder)
+            self.graphs = self.graphs.anew()
 
     def release(self) -> None:
         """Free the cache and recorded passes. Nothing can be read afterwards."""

@@ -17,7 +17,8 @@ from distillspec.serving.decoding.drafting import Draws, choose
 from distillspec.serving.decoding.logits import Columns
 from distillspec.serving.decoding.noise import hashed_ids
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
-from distillspec.serving.execution.graphs import PassInputs, PassShape, Recorder, Recordings
+from distillspec.serving.execution.graphs import PassInputs, Recorder, Recordings
+from distillspec.serving.execution.recorded_shapes import PassShape, RecordedShapes
 from distillspec.serving.execution.runner import ModelRunner
 
 
@@ -37,6 +38,7 @@ class DraftLoop:
         self.runner, self.columns = runner, columns
         self.hashed = hashed_ids(columns.ids(torch.arange(columns.width, device=runner.model.device)))
         self._recordings: Recordings[_Recorded] | None = None if recorder is None else Recordings(recorder)
+        self._shapes = RecordedShapes.of_draft(runner.cache)
 
     @property
     def records(self) -> bool:
@@ -76,7 +78,7 @@ class DraftLoop:
     def _recorded(self, batch: FlatBatch, reach: int, widths: tuple[int, ...], draws: Draws) -> _Recorded | None:
         if self._recordings is None:
             return None
-        shape = PassShape.of(batch.view, reach)
+        shape = self._shapes.shape(batch.view, reach)
         if shape is None:
             return None
         return self._recordings.get((shape, widths, draws.kind), lambda: self._record(shape, widths, draws))

@@ -29,21 +29,39 @@ class Detokenizer:
         self._decoded = 0  # ids before this place are in `text` or held back
         self._read = len(self._ids)
         self._held = ""
+        self._later: list[int] = []
 
     def add(self, token: int, may_stop: bool = True) -> str:
         """Append a token and return the text that it releases. Sets `stopped_by` when a stop string is complete."""
+        before = self.catch_up()
         self._ids.append(token)
         new = self._new_text(final=False)
-        return self._release(new) if may_stop else self._release_all(new)
+        return before + (self._release(new) if may_stop else self._release_all(new))
+
+    def later(self, token: int) -> str:
+        """Append a token whose text is not needed yet, and return none. For texts without stop strings."""
+        self._later.append(token)
+        return ""
+
+    @property
+    def behind(self) -> bool:
+        """True if tokens wait for `catch_up`."""
+        return bool(self._later)
+
+    def catch_up(self) -> str:
+        """Return the text that tokens release which were to be read later, the same as if each had been added."""
+        waiting, self._later = self._later, []
+        return "".join([self.add(token) for token in waiting])
 
     def flush(self) -> str:
         """End the text: return all that was held back, an unfinished character as a replacement character."""
         if self.stopped_by is not None:
             return ""
+        before = self.catch_up()
         released = self._release(self._new_text(final=True))
         rest, self._held = self._held, ""
         self.text += rest
-        return released + rest
+        return before + released + rest
 
     def _new_text(self, final: bool) -> str:
         """Decode a window of recent tokens with and without the new ones, and return the difference."""

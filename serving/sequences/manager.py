@@ -10,10 +10,11 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from distillspec.errors import ConfigError
-from distillspec.serving.base.outputs import delta, output
+from distillspec.serving.base.outputs import output
 from distillspec.serving.base.params import SamplingParams
-from distillspec.serving.base.requests import Request, RequestOutput, SequenceDelta, SequenceState, Status
+from distillspec.serving.base.requests import Request, RequestOutput, SequenceState, Status
 from distillspec.serving.execution.kv_cache import Drop, Move, Prefix, SlotPool
+from distillspec.serving.sequences.deltas import Deltas
 from distillspec.serving.sequences.detokenize import Detokenizer
 from distillspec.serving.sequences.prefixes import Prefixes
 from distillspec.serving.sequences.scheduler import Limits, SchedulePlan, reservation, urgency
@@ -75,7 +76,7 @@ class SequenceManager:
         self._deadlines: list[tuple[float, int, str]] = []
         self._groups: dict[str, list[SequenceState]] = {}  # request id → its answers
         self._arrivals, self._turns = 0, TenantTurns()
-        self.deltas: list[SequenceDelta] = []
+        self.deltas = Deltas()
         self.done: list[RequestOutput] = []
 
     @property
@@ -235,11 +236,10 @@ class SequenceManager:
         """Forget the texts of free slots, and give back their memory."""
         self.caches.drop(self.pool.forget_free())
 
-    def take_results(self) -> tuple[tuple[SequenceDelta, ...], tuple[RequestOutput, ...]]:
-        """Return deltas and finished requests since the last call."""
-        results = tuple(self.deltas), tuple(self.done)
-        self.deltas, self.done = [], []
-        return results
+    def take_finished(self) -> tuple[RequestOutput, ...]:
+        """Return the requests that have finished since the last call."""
+        done, self.done = tuple(self.done), []
+        return done
 
     def check_integrity(self) -> None:
         """Raise AssertionError where slots, sequences and statuses disagree."""
@@ -284,7 +284,7 @@ class SequenceManager:
 
     def _cut(self, sequence: SequenceState, now: float) -> None:
         sequence.finish_reason = "abort"
-        self.deltas.append(delta(sequence, sequence.output_length, self.texts[sequence.id].flush()))
+        self.deltas.end(sequence, self.texts[sequence.id])
         self.finish(sequence, now)
 
     def _leave_slot(self, sequence: SequenceState) -> None:

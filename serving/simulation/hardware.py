@@ -7,6 +7,7 @@ from pathlib import Path
 
 from distillspec.config.simulation import HardwareConfig, ModelFigures
 from distillspec.errors import ConfigError
+from distillspec.serving.base.ladder import Ladder, Recorded
 from distillspec.serving.costs.hardware_profile import NO_HOST, HostCost, Profile
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
@@ -84,7 +85,9 @@ def _latency(config: HardwareConfig) -> LatencyModel:
     members = {name: forward_cost(config, draft) for name, draft in config.drafts.items()}
     draft = forward_cost(config, config.draft) if config.draft.params else next(iter(members.values()), None)
     target = forward_cost(config, config.target)
-    return LatencyModel(target, draft, config.draft_free_s, config.draft_at_once, members)
+    latency = LatencyModel(target, draft, config.draft_free_s, config.draft_at_once, members)
+    steps = Ladder.tokens(config.recorded_tokens)
+    return latency.recorded_in(Recorded(steps, steps))
 
 
 def _cache_tokens(config: HardwareConfig) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from distillspec.models.features import states_of_text
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.acceptance import RowResult, Trial, trials_of, tried_versions, version_in_use
-from distillspec.serving.base.outputs import delta, token_logprobs
+from distillspec.serving.base.outputs import token_logprobs
 from distillspec.serving.base.requests import SequenceState, TokenLogprob
 from distillspec.serving.base.transfer import rows_of, to_device
 from distillspec.serving.base.tree import TokenTree
@@ -134,7 +134,7 @@ class Committer:
         sequence.finish_reason, sequence.error = "error", NOT_FINITE
         self.cache.clear(sequence.held_slot)
         self.sequences.pool.forget(sequence.held_slot)
-        self.sequences.deltas.append(delta(sequence, sequence.output_length, self.sequences.texts[sequence.id].flush()))
+        self.sequences.deltas.end(sequence, self.sequences.texts[sequence.id])
         return _result(window, (), 0)
 
     def _keep(
@@ -154,7 +154,7 @@ class Committer:
         judged = emitted + bool(verdict.others and sequence.finish_reason is None)
         result = _result(window, path, emitted, judged)
         sequence.logprobs += logprobs[: result.emitted]
-        self.sequences.deltas.append(delta(sequence, before, text))
+        self.sequences.deltas.add(sequence, before, text, self.sequences.texts[sequence.id])
         proposer.committed(sequence, tree, path)
         return result
 
@@ -174,14 +174,16 @@ class Committer:
         sequence.computed = start + len(path) + (not verdict.others)
 
     def _append(self, sequence: SequenceState, tokens: Sequence[int]) -> str:
-        """Append tokens until one ends the answer. Return the text that they release."""
+        """Append tokens until one ends the answer. Return the text that they release, as far as it is needed now."""
         text, pieces = self.sequences.texts[sequence.id], []
+        later = self.sequences.deltas.text_later and not text.stop
         for token in tokens:
             sequence.tokens.append(token)
             if token in sequence.stop_ids:
                 sequence.finish_reason, sequence.stop_reason = "stop", token
             else:
-                pieces.append(text.add(token, may_stop=sequence.output_length >= sequence.params.min_tokens))
+                may_stop = sequence.output_length >= sequence.params.min_tokens
+                pieces.append(text.later(token) if later else text.add(token, may_stop=may_stop))
                 if text.stopped_by is not None:
                     sequence.finish_reason, sequence.stop_reason = "stop", text.stopped_by
             if sequence.finish_reason is None and sequence.room <= 0:

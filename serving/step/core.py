@@ -6,7 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Lock
+from typing import NamedTuple
 
 import torch
 
@@ -27,6 +29,13 @@ from distillspec.serving.step.prefill_pace import PrefillPace
 from distillspec.serving.step.timer import StepTimer
 
 
+class _Message(NamedTuple):
+    """Work that a step does before anything else."""
+
+    run: Callable[[], None]
+    early: bool = False  # it may be done while the step before computes: no answer of that changes it
+
+
 class EngineCore:
     """Step loop of an engine, or of a simulation.
 
@@ -37,6 +46,11 @@ class EngineCore:
         target: its vocabulary, tokenizer and stop ids are used. None (simulations): requests are not checked.
         prefill_pace: None reads `prefill_chunk` prompt tokens a step, whoever decodes.
         verification: that of the executor. Lossy ones refuse requests that require exactness.
+
+    Attributes:
+        before_step: called before each step that has requests.
+        meanwhile: called in each step of an executor that `overlaps`, while the target's pass runs. It may not touch
+            sequences, slots or caches.
     """
 
     def __init__(
@@ -64,9 +78,10 @@ class EngineCore:
         self.last_result: StepResult | None = None
         self._unobserved: StepResult | None = None  # last step's, until the controller has learnt from it
         self._pace, self._verification = prefill_pace, verification
-        self._messages: deque[Callable[[], None]] = deque()
+        self._messages: deque[_Message] = deque()
         self._known: set[str] = set()
         self.before_step: Callable[[], None] | None = None
+        self.meanwhile: Callable[[], None] | None = None
         self._submitting = Lock()  # `step` never takes it
 
     @property
@@ -86,15 +101,15 @@ class EngineCore:
         with self._submitting:
             self.check(request)
             self._known.add(request.id)
-        self._messages.append(lambda: self.sequences.enqueue(request, now, bad_words))
+        self._messages.append(_Message(partial(self.sequences.enqueue, request, now, bad_words), early=True))
 
     def abort(self, request_id: str) -> None:
         """End a request at the next step, waiting or running. Unknown ids are ignored: it may just have finished."""
-        self._messages.append(lambda: self.sequences.end_request(request_id, self.clock()))
+        self._messages.append(_Message(lambda: self.sequences.end_request(request_id, self.clock())))
 
     def at_next_step(self, change: Callable[[], None]) -> None:
         """Run `change` between two steps."""
-        self._messages.append(change)
+        self._messages.append(_Message(change))
 
     def use_controller(self, controller: LengthController) -> None:
         """Let another controller choose lengths from now on. Call between steps (`at_next_step`).
@@ -149,8 +164,9 @@ class EngineCore:
 
     def _step(self, timer: StepTimer) -> StepOutput:
         for _ in range(len(self._messages)):  # messages queued from here on wait for the next step
-            self._messages.popleft()()
+            self._messages.popleft().run()
         self.sequences.end_expired(timer.started)
+        self.sequences.deltas.text_later = self.meanwhile is not None and self.executor.overlaps
         begin = self.before_step  # another thread may take it away
         if begin is not None and self.sequences.unfinished:
             begin()
@@ -163,9 +179,9 @@ class EngineCore:
         except BaseException:
             self.sequences.recover(self.clock())
             raise
-        deltas, finished = self.sequences.take_results()
+        finished, (deltas, unwritten) = self.sequences.take_finished(), self.sequences.deltas.take()
         self._known.difference_update(output.request_id for output in finished)
-        return StepOutput(deltas, finished, result)
+        return StepOutput(deltas, finished, result, unwritten)
 
     def _limits_now(self, most: int | None) -> Limits:
         """Return the limits with as many prompt tokens as the next step should read beside the rows that decode.
@@ -208,7 +224,8 @@ class EngineCore:
         with timer.planning():
             view = self._view(decoding, sum(tokens for _, tokens in chunks))
             plan = self.controller.plan(view)
-        rows = self.executor.run(StepWork(decoding, chunks, view, plan, timer, self._observe))
+        meanwhile = partial(self._while_it_computes, timer)
+        rows = self.executor.run(StepWork(decoding, chunks, view, plan, timer, meanwhile))
         result = StepResult(
             rows,
             view,
@@ -221,12 +238,26 @@ class EngineCore:
             timer.drafted_s,
             timer.readings_s,
             timer.planning_s,
+            timer.overlapped_s,
         )
         self._observe()  # where no pass ran that it could overlap
         self.last_result = self._unobserved = result
         if not self.executor.overlaps:
             self._observe()
         return result
+
+    def _while_it_computes(self, timer: StepTimer) -> None:
+        """Do on the host what no answer of this step changes, while a device computes it.
+
+        First what others wait for: the outputs of the step before (`meanwhile`). Requests are taken in up to the first
+        message of another kind, so the order of messages stays.
+        """
+        with timer.overlapping():
+            if (deliver := self.meanwhile) is not None:  # another thread may take it away
+                deliver()
+            self._observe()
+            while self._messages and self._messages[0].early:
+                self._messages.popleft().run()
 
     def _observe(self) -> None:
         """Let controller and pace learn from the last step.

@@ -78,6 +78,11 @@ class ModelExecutor:
     def overlaps(self) -> bool:
         return not self.sampler.look
 
+    @property
+    def records(self) -> bool:
+        """True if the target's passes are recorded."""
+        return self.runner.graphs is not None and self.runner.graphs.works
+
     @torch.inference_mode()
     def record_ahead(self, speculation_length: int) -> None:
         """Record the target's passes of up to `speculation_length` drafted tokens a row, where passes are recorded."""

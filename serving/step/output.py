@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import RequestOutput, SequenceDelta
+from distillspec.serving.sequences.detokenize import Detokenizer
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """New text by answer, and the requests that finished."""
+    """New text by answer, and the requests that finished.
+
+    `unwritten` has, by the places of deltas, the texts that these are still to get (`written`). It is empty unless an
+    engine has work for `meanwhile`.
+    """
 
     deltas: tuple[SequenceDelta, ...] = ()
     finished: tuple[RequestOutput, ...] = ()
     result: StepResult | None = None  # None if there was nothing to run
+    unwritten: Mapping[int, Detokenizer] = field(default_factory=dict)
+
+    def written(self) -> StepOutput:
+        """Return the output with all its text. To be called in the order of steps, in the thread that steps."""
+        if not self.unwritten:
+            return self
+        deltas = list(self.deltas)
+        for place, text in self.unwritten.items():
+            deltas[place] = replace(deltas[place], text=deltas[place].text + text.catch_up())
+        return replace(self, deltas=tuple(deltas), unwritten={})

@@ -7,15 +7,18 @@ from contextlib import contextmanager
 
 
 class StepTimer:
-    """Seconds a step spends planning, drafting, in the target, and in all. `drafted_s` has those of each of several
-    sources, `readings_s` those of drafts that read ahead of a switch."""
+    """Seconds a step spends planning, drafting, in the target, and in all.
+
+    `drafted_s` has those of each of several sources, `readings_s` those of drafts that read ahead of a switch,
+    `overlapped_s` those of the host's other work while a device runs the target's pass.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.started = clock()
         self.planning_s = self.draft_s = self.target_s = 0.0
         self.drafted_s: dict[str, float] = {}
-        self.readings_s = 0.0
+        self.readings_s = self.overlapped_s = 0.0
 
     @property
     def now(self) -> float:
@@ -38,6 +41,13 @@ class StepTimer:
         started = self.clock()
         yield
         self.planning_s += self.clock() - started
+
+    @contextmanager
+    def overlapping(self) -> Iterator[None]:
+        """Add the time inside the block to `overlapped_s`."""
+        started = self.clock()
+        yield
+        self.overlapped_s += self.clock() - started
 
     @contextmanager
     def drafting(self) -> Iterator[None]:

@@ -36,8 +36,11 @@ def on_cpu(minutes: int) -> str:
 
 def test_the_gpu_benchmark_runs_anywhere_on_a_tiny_shape() -> None:
     shown = on_cpu(minutes=4)
-    for check in ("share of bandwidth", "5 tokens / 1 token", "host ms a step", "speed-up over plain decoding"):
+    sections = "share of bandwidth", "5 tokens / 1 token", "host ms a step", "speed-up over plain decoding"
+    for check in (*sections, "ms beside the device"):
         assert check in shown
+    (beside,) = [line for line in shown.splitlines() if "ms beside the device" in line]
+    assert "0.00" in beside, "a CPU does nothing beside itself"
     assert "left out" not in shown
     passes = [line.split("│")[3:-1] for line in shown.splitlines() if "chains" in line or "trees" in line]
     assert len(passes) == 6, "chains, trees and the attention of both, for one row and eight"
@@ -46,7 +49,7 @@ def test_the_gpu_benchmark_runs_anywhere_on_a_tiny_shape() -> None:
 
 
 def test_the_gpu_benchmark_begins_nothing_after_its_time() -> None:
-    assert on_cpu(minutes=0).count("left out: no time") == 3
+    assert on_cpu(minutes=0).count("left out: no time") == 4
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distillspec.serving.base.candidates import Candidates, candidates
+from distillspec.serving.base.ladder import Ladder, Recorded
 from distillspec.serving.base.rows import RowView
 from distillspec.serving.control.offers import StepPlan
 from distillspec.serving.control.price_list import PriceList
@@ -201,3 +202,35 @@ def test_prompts_beside_the_rows_make_tokens_as_dear_as_they_are_there() -> None
     alone, beside = (PriceList(rows, 2, Chances(chances), latency, prefill_tokens=n).plan(rows) for n in (0, 50))
     assert (alone.depths, beside.depths) == ([2], [1])
     assert beside.expected.seconds == pytest.approx(0.1 + 0.9 / 92 + 1e-4)
+
+
+def test_lengths_are_chosen_nearly_as_by_brute_force_where_passes_are_recorded() -> None:
+    """Numbers of tokens in steps: what fills a step up costs nothing, and the next token a whole step."""
+    generator, kept = numpy.random.default_rng(5), []
+    ladder = Recorded(Ladder((1, 2, 4, 6, 9, 12, 16)))
+    for _ in range(80):
+        per_token, draft_s = (float(generator.uniform(0, most)) for most in (0.3, 0.2))
+        tables = CostTable.line(1e-4, per_token, 1.0), CostTable.line(1e-5, 0.1 * draft_s, draft_s)
+        latency = LatencyModel(*tables).recorded_in(ladder)
+        chances, contexts = generator.random((3, 3, 1)), generator.integers(0, 400, 3).tolist()
+        survival = chances[..., 0].cumprod(1)
+        rates = [goodput(survival, k, contexts, latency) for k in product(range(4), repeat=3)]
+        views = rows_of(contexts, [3] * 3)
+        best, exact = best_plan(views, chances, latency), best_plan(views, chances, latency, price=max(rates))
+        assert best.goodput == pytest.approx(goodput(survival, best.depths, contexts, latency))
+        assert exact.goodput == pytest.approx(max(rates))
+        kept.append(best.goodput / max(rates))
+    assert max(kept) <= 1 + 1e-9
+    assert min(kept) > 0.95
+    assert numpy.mean(kept) > 0.995
+
+
+def test_a_token_that_fills_a_recorded_number_up_is_free_and_one_beyond_it_is_not() -> None:
+    """Three rows alone run as three tokens. Six tokens run as eight, and eight cost what six do."""
+    latency = LatencyModel(CostTable.line(0.0, 0.02, 0.1), CostTable.line(0.0, 0.0, 1e-4))
+    rows, chances = rows_of([5] * 3, [2] * 3), numpy.array([[[0.9], [0.1]]] * 3)
+    exact = best_plan(rows, chances, latency)
+    padded = best_plan(rows, chances, latency.recorded_in(Recorded(Ladder((3, 8, 20)))))
+    assert sum(exact.depths) == 3
+    assert sum(padded.depths) == 5
+    assert padded.expected.seconds == pytest.approx(0.1 + 8 * 0.02 + 2e-4)

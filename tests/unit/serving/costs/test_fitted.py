@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy
 import pytest
 
+from distillspec.serving.base.ladder import Ladder
 from distillspec.serving.costs.fitted import Timed, fit
 from distillspec.serving.costs.table import CostTable
 
@@ -85,6 +86,20 @@ def test_no_profile_says_that_more_tokens_cost_less() -> None:
     assert seconds == pytest.approx(numpy.maximum.accumulate(seconds).tolist())
     assert seconds[0] == pytest.approx(seconds[1])
     assert 0.077 < seconds[0] < 0.1  # as near as one number comes to both
+
+
+def test_a_table_of_recorded_passes_is_fitted_to_what_they_compute() -> None:
+    """A pass over five tokens runs as eight, so it shows what eight cost."""
+    ladder, truth = Ladder((1, 2, 8, 16)), CostTable.line(1e-5, 1e-3, 1e-2)
+    points = [
+        Timed(context, ladder.up(n), 1, truth.seconds(context, ladder.up(n)), 1, n == 12)
+        for context in (50, 400, 1000)
+        for n in (1, 2, 5, 8, 12, 16)
+    ]
+    found = fit(points, ladder)
+    assert found.held_out_error < 1e-6
+    for tokens in (1, 5, 8, 9, 16):
+        assert found.cost.seconds(70, tokens) == pytest.approx(truth.seconds(70, ladder.up(tokens)), rel=1e-6)
 
 
 @pytest.mark.parametrize("points", [[], [Timed(1, 1, 1, 0.0)], [Timed(1, 1, 1, -1.0)]])

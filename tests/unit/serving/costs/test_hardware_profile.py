@@ -128,7 +128,7 @@ def test_profiles_of_others_are_refused_with_a_reason(
         Profile.load(measured, target, {DRAFT: draft}, EngineSettings(compile=True))
     assert Profile.load(measured, target, {}, EngineSettings(compile="auto")).passes == PassKey()
     for change, reason in (
-        (lambda s: s.update(version=4), "version 4, not 5; measure again"),
+        (lambda s: s.update(version=4), "version 4, not 6; measure again"),
         (lambda s: s["machine"].update(cores=1000), "cores=1000"),
         (lambda s: s["target"].update(dtype="float16"), "float16"),
         (lambda s: s["target"].update(weights_hash="0"), "weights differ"),

@@ -9,12 +9,13 @@ import pytest
 
 from distillspec.config import DraftConfig, EngineConfig
 from distillspec.models import LanguageModel, initialise_draft
+from distillspec.serving.base.ladder import Ladder
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.kept_costs import cost_key, keep_costs, kept_costs
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
-TABLE = CostTable(((1.0, 0.01), (8.0, 0.0125), (40.0, 0.03)), 1e-7, 1e-5, 1e-4)
+TABLE = CostTable(((1.0, 0.01), (8.0, 0.0125), (40.0, 0.03)), 1e-7, 1e-5, 1e-4, Ladder.tokens(20))
 COSTS = LatencyModel(TABLE, TABLE.scaled(0.1), 3e-4, at_once=True, members={"b": TABLE.scaled(0.2)})
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.draft_change import DraftChange
+from distillspec.serving.base.ladder import Ladder, Recorded
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel, draft_work
@@ -100,3 +101,15 @@ def test_impossible_settings_are_refused_by_name() -> None:
     ):
         with pytest.raises(ConfigError, match=name):
             make()
+
+
+def test_recorded_passes_of_target_and_drafts_have_ladders_of_their_own() -> None:
+    """Seven rows that draft two tokens each: 21 tokens of the target run as 24, and seven of each draft as eight."""
+    line = CostTable.line(0.0, 1.0, 10.0)
+    latency = LatencyModel(line, line, members={"b": line}).recorded_in(Recorded(Ladder((7, 24)), Ladder((8,))))
+    assert latency.target_s([5] * 7, [2] * 7) == pytest.approx(34)
+    assert latency.target_s([5] * 7, [0] * 7) == pytest.approx(17)
+    assert latency.draft_s([5] * 7, [2] * 7) == pytest.approx(2 * 18)
+    assert latency.of_draft(False, "b").draft_s([5] * 7, [2] * 7) == pytest.approx(2 * 18)
+    assert latency.prompts_s(7, 3) == pytest.approx(34 - 17)
+    assert latency.prompts_s(7, 100) == pytest.approx(117 - 17), "so many are not recorded"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy
 import pytest
 
+from distillspec.serving.base.ladder import Ladder
 from distillspec.serving.costs.latency import guessed
-from distillspec.serving.costs.live_costs import GUESSED, MEASURED, LiveCosts
+from distillspec.serving.costs.live_costs import GUESSED, MEASURED, LiveCosts, Trust
 from distillspec.serving.costs.table import CostTable
 
 FLAT = CostTable(((1.0, 2e-2), (5.0, 2.1e-2), (24.0, 4e-2), (64.0, 9e-2), (512.0, 0.7)), 2e-7)
@@ -129,3 +131,17 @@ def test_a_guess_is_no_measure_of_a_prediction_until_it_was_corrected() -> None:
     assert sure[-1]
     assert not learnt.observe(100, [400], FLAT.seconds(100, 400)), "nothing of that size was seen"
     assert LiveCosts(FLAT, MEASURED).observe(100, [400], 1.0), "measured before"
+
+
+def test_a_recorded_pass_teaches_the_number_that_it_ran_as() -> None:
+    """Passes over 33 … 40 tokens run as 40. What they take corrects the knot of 40, and none below."""
+    prior = replace(FLAT, recorded=Ladder.tokens(64))
+    learnt = LiveCosts(prior, Trust(0.0, 0.0, 0.3, 0.0, 0.0, 0.1))
+    for turn in range(60):
+        learnt.observe(0, [33 + turn % 8], 1.5 * FLAT.seconds(0, 40))
+    table = learnt.table
+    assert table.recorded == prior.recorded
+    for tokens in (33, 36, 40):
+        assert table.seconds(0, tokens) == pytest.approx(1.5 * FLAT.seconds(0, 40), rel=0.05)
+    for tokens in (1, 8, 24):
+        assert table.seconds(0, tokens) == pytest.approx(FLAT.seconds(0, tokens), rel=0.05)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
+
 import numpy
 import pytest
 
 from distillspec.errors import ConfigError
-from distillspec.serving.costs.table import CostTable
+from distillspec.serving.base.ladder import Ladder
+from distillspec.serving.costs.table import KNOTS, CostTable
 
 TABLE = CostTable(((1.0, 1.0), (5.0, 1.2), (9.0, 2.0)), 0.01, 0.1)
 
@@ -26,6 +30,21 @@ def test_a_line_is_one_everywhere() -> None:
 def test_times_that_fall_are_lifted() -> None:
     """Measured on a server with AVX512-BF16: a pass over two tokens took 0.77 of one over one."""
     assert CostTable.rising([(1, 1.0), (2, 0.77), (3, 1.2)]).knots == ((1, 1.0), (2, 1.0), (3, 1.2))
+
+
+def test_a_recorded_pass_costs_what_the_number_costs_that_it_runs_as() -> None:
+    """In a table recorded up to 8 tokens: 6 and 7 run as 8, beyond it nothing is padded."""
+    table = replace(TABLE, recorded=Ladder((1, 5, 8)))
+    as_run = [(0, 0), (1, 1), (2, 5), (5, 5), (6, 8), (8, 8), (9, 9), (19, 19)]
+    assert [table.seconds(7, n, 2) for n, _ in as_run] == pytest.approx([TABLE.seconds(7, n, 2) for _, n in as_run])
+    tokens, computed = numpy.array(as_run, dtype=float).T
+    assert table.by_tokens(tokens).tolist() == pytest.approx(TABLE.by_tokens(computed).tolist())
+    assert table.scaled(2.0).seconds(0, 6) == pytest.approx(2 * TABLE.seconds(0, 8))
+    assert CostTable.from_json(json.loads(json.dumps(asdict(table)))) == table
+
+
+def test_tables_are_measured_and_corrected_at_numbers_that_are_recorded() -> None:
+    assert set(KNOTS) <= set(Ladder.tokens(KNOTS[-1]).steps)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,15 @@ from torch import Tensor
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft
-from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
+from distillspec.serving.base.fixed import FixedLength
+from distillspec.serving.base.ladder import Ladder
+from distillspec.serving.base.plans import Plan, RowPlan
+from distillspec.serving.base.rows import BatchView
+from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.proposers.base import Proposer
 
+from ..base.test_transfer import Guesses
 from ..conftest import hf_greedy, prompts
 
 Output = TypeVar("Output")
@@ -25,9 +32,10 @@ class FakeRecorder:
     that code which reads it too late fails.
     """
 
-    most = 256
+    has_room = True
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 256) -> None:
+        self.most = most
         self.recorded = 0
         self.replayed = 0
         self._outputs: list[Tensor] = []
@@ -73,7 +81,7 @@ def test_replayed_passes_write_the_same_text(
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=20))
     assert [list(output.token_ids) for output in outputs] == wanted
     assert recorder.replayed > 10
-    # Rows in powers of two up to the slots, widths in powers of two, lengths in buckets: few shapes.
+    # The target's tokens in small steps, rows, widths and lengths in few: few shapes.
     assert recorder.recorded <= 2 * 3 * 3 * 4
     assert engine.runner.graphs is not None
     assert engine.runner.graphs.shapes > 0
@@ -95,6 +103,79 @@ def test_decoding_passes_are_recorded_before_traffic(target: LanguageModel) -> N
     assert recorder.recorded == 3
     assert recorder.replayed > 20
     engine.close()
+
+
+class Widths:
+    """Notes the numbers of tokens that the linear layers of a model compute."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.seen: set[int] = set()
+        linear = next(part for part in model.layers[0].modules() if isinstance(part, torch.nn.Linear))
+        self._hook = linear.register_forward_pre_hook(lambda _, given: self.seen.add(given[0].shape[-2]))
+
+    def remove(self) -> None:
+        self._hook.remove()
+
+
+class Ragged(FixedLength):
+    """Lengths of up to 4 that differ from row to row, and whose sum differs from step to step."""
+
+    def plan(self, view: BatchView) -> Plan:
+        self.step = getattr(self, "step", 0) + 1
+        lengths = [(place + self.step) % (1 + self.step % 5) for place in range(len(view.rows))]
+        return Plan(tuple(RowPlan.chain(row, length) for row, length in zip(view.rows, lengths, strict=True)))
+
+
+def test_ragged_windows_compute_the_next_number_on_the_ladder_and_all_are_recorded_before_traffic(
+    target: LanguageModel,
+) -> None:
+    """Six rows of at most five tokens: 30 tokens run as 32, and 17 as 20."""
+    recorder = FakeRecorder()
+    settings = EngineSettings(max_slots=6, max_model_len=256, compile=False, pack_weights=False, prefix_reuse=False)
+    proposer: Proposer = Guesses(TokenTree.chain([65, 66, 67, 68]))  # type: ignore[assignment]
+    asked = [[20 + 7 * row, *range(40, 60)] for row in range(6)]
+    wanted = [hf_greedy(target, prompt, 24) for prompt in asked]
+    widths, ladder = Widths(target), set(Ladder.tokens(30).steps)
+    engine = Engine(target, None, settings, recorder=recorder, controller=Ragged(4), proposer=proposer)
+    assert widths.seen >= ladder
+    before = recorder.recorded
+    for row, prompt in enumerate(asked):
+        engine.submit(Request(str(row), tuple(prompt), SamplingParams(temperature=0.0, max_tokens=90, ignore_eos=True)))
+    engine.step()
+    widths.seen.clear()
+    for _ in range(12):
+        engine.step()
+    widths.remove()
+    assert recorder.recorded == before
+    assert recorder.replayed == 12
+    assert widths.seen <= ladder
+    assert len(widths.seen) > 3
+    written = [engine.sequences.unfinished[f"{row}/0"].output_ids for row in range(6)]
+    engine.close()
+    for found, text in zip(written, wanted, strict=True):
+        assert len(found) > 12
+        assert found[: len(text)] == text[: len(found)]
+
+
+@pytest.mark.parametrize(("most", "room", "count"), [(8, 256, 4), (256, 5, 5)], ids=["shapes", "memory"])
+def test_recordings_before_traffic_are_bounded(target: LanguageModel, most: int, room: int, count: int) -> None:
+    """By half of all recordings, and by the device's memory. What is not recorded runs as it is."""
+
+    class Full(FakeRecorder):
+        @property
+        def has_room(self) -> bool:  # type: ignore[override]
+            return self.recorded < room
+
+    asked = prompts(4)
+    wanted = [hf_greedy(target, prompt, 12) for prompt in asked]
+    recorder = Full(most)
+    settings = EngineSettings(max_slots=3, max_model_len=256, controller="fixed", speculation_length=3)
+    engine = Engine(target, None, settings, recorder=recorder)
+    assert recorder.recorded == count
+    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=12))
+    engine.close()
+    assert recorder.recorded <= min(most, room)
+    assert [list(output.token_ids) for output in outputs] == wanted
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -85,3 +85,25 @@ def test_tokens_without_text_are_not_decoded_again_and_again(token: int) -> None
         detokenizer.add(own)
     detokenizer.flush()
     assert detokenizer.text.endswith("after")
+
+
+@given(st.text(max_size=30), st.data())
+def test_tokens_read_later_release_what_they_would_have_at_once(text: str, data: st.DataObject) -> None:
+    """Whenever the text catches up, or another token is added, all of it is there, in order."""
+    wanted, at_once = pieces(text)
+    detokenizer = Detokenizer(TOKENIZER, TOKENIZER("before")["input_ids"])
+    found = []
+    for token in TOKENIZER(text)["input_ids"]:
+        match data.draw(st.sampled_from(["now", "later", "later, and caught up"])):
+            case "now":
+                found.append(detokenizer.add(token))
+                assert not detokenizer.behind
+            case how:
+                found.append(detokenizer.later(token))
+                assert detokenizer.behind
+                if how != "later":
+                    found.append(detokenizer.catch_up())
+    found.append(detokenizer.flush())
+    assert not detokenizer.behind
+    assert "".join(found) == "".join(wanted)
+    assert detokenizer.text == at_once.text

@@ -37,6 +37,21 @@ def test_costs_follow_from_figures() -> None:
     assert hardware.cache_tokens == 20_000
 
 
+def test_machines_that_record_passes_compute_what_they_pad_to() -> None:
+    """Up to 64 tokens: 33 take as long as 40, and 70 are not padded. Drafts' passes too."""
+    own = {"target": ModelFigures(params=5e9), "draft": ModelFigures(params=1e8)}
+    exact, padded = (derive_hardware(HardwareConfig(**own, recorded_tokens=most)).latency for most in (0, 64))
+    assert exact.draft is not None
+    assert padded.draft is not None
+    for seconds, other in ((exact.target.seconds, padded.target.seconds), (exact.draft.seconds, padded.draft.seconds)):
+        assert [other(0, n) for n in (5, 33, 40, 64, 70)] == [seconds(0, n) for n in (5, 40, 40, 64, 70)]
+    assert padded.step_s([9] * 11, [2] * 11) == pytest.approx(
+        exact.target.seconds(99, 40) + 2 * exact.draft.seconds(99, 12)
+    )
+    with pytest.raises(ConfigError, match=r"hardware.recorded_tokens=-1"):
+        HardwareConfig(recorded_tokens=-1)
+
+
 def test_experts_are_loaded_as_they_are_needed() -> None:
     assert loaded_experts(8, 2, 1) == pytest.approx(2)
     assert loaded_experts(8, 2, 6) == pytest.approx(6.58, abs=0.01)

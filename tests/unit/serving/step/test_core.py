@@ -13,7 +13,7 @@ from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView
 from distillspec.serving.decoding.sampling import TokenSampler
 
-from ..conftest import MakeEngine, prompts
+from ..conftest import MakeEngine, prompts, ticks
 
 
 class Noted(FixedLength):
@@ -93,3 +93,73 @@ def test_a_draft_that_leaves_is_learnt_from_before_the_next_one(
     engine.use_draft(draft, "again")
     engine.step()
     assert events[:3] == ["observe", "changed", "plan"]
+
+
+@pytest.mark.parametrize(
+    ("look", "step"),
+    [(True, ["plan", "logits", "verify", "observe"]), (False, ["plan", "logits", "deliver", "observe", "verify"])],
+    ids=["cpu", "device"],
+)
+def test_outputs_can_be_delivered_while_a_device_computes(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, look: bool, step: list[str]
+) -> None:
+    engine, events = watched(make_engine, target, draft, look)
+    engine.meanwhile = lambda: events.append("deliver")
+    assert engine.overlaps != look
+    for _ in range(3):
+        engine.step()
+    assert events == 3 * step
+    engine.meanwhile = None
+    engine.step()
+    assert events.count("deliver") == (0 if look else 3)
+
+
+@pytest.mark.parametrize("look", [True, False], ids=["cpu", "device"])
+def test_new_requests_are_taken_in_while_a_device_computes_in_the_order_of_messages(
+    target: LanguageModel, make_engine: MakeEngine, look: bool
+) -> None:
+    """Not beyond an abort: it is for between two steps, and what was asked for later stays behind it."""
+    sampler = TokenSampler(target.identity.vocab_size, target.device, look=look)
+    engine = make_engine(sampler_object=sampler, compile=False)
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    engine.submit(Request("a", tuple(prompts()[1]), params))
+    engine.step()
+
+    def others(name: str) -> None:
+        """Send messages in the middle of a step, in its target's pass."""
+        engine.submit(Request(name, tuple(prompts()[2]), params))
+        engine.abort(name)
+        engine.submit(Request(f"{name} again", tuple(prompts()[3]), params))
+
+    plain, asked = engine.runner.logits, iter(["b"])
+
+    def launched(*args: Any, **kwargs: Any) -> Any:
+        for name in asked:
+            others(name)
+        return plain(*args, **kwargs)
+
+    engine.runner.logits = launched  # type: ignore[method-assign]
+    engine.step()
+    assert list(engine.sequences.unfinished) == (["a/0"] if look else ["a/0", "b/0"])
+    engine.check_integrity()
+    done = {}
+    while engine.has_work:
+        done.update({output.request_id: output for output in engine.step().finished})
+    assert {name: output.completions[0].finish_reason for name, output in done.items()} == {
+        "a": "length",
+        "b": "abort",
+        "b again": "length",
+    }
+
+
+def test_the_hosts_work_beside_the_device_is_timed(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    for look in (True, False):
+        engine, _ = watched(make_engine, target, draft, look)
+        engine.clock = ticks()
+        result = engine.step().result
+        assert result is not None
+        assert (result.overlapped_s > 0) != look
+        assert result.overlapped_s < result.target_s
+        engine.close()
