@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 class StepTimer:
     """Seconds a step spends planning, drafting, in the target, and in all. `drafted_s` has those of each of several
-    sources, `readings_s` those of drafts that read ahead of a switch."""
+    sources, `readings_s` those of drafts that read ahead of a switch, and of the target that reads texts again."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
