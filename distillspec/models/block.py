@@ -32,7 +32,7 @@ class BlockInput(StateInput):
     """`StateInput` whose tokens may be masks: id −k is the mask of drafted position k.
 
     Attributes:
-        masks: `[positions − 1, 2 · width]`, embedding and state of each mask.
+        masks: `[positions − 1, 2 · width]`, embedding and state of each mask, or `[1, 2 · width]` of all.
         markov: projection of the newest token's embedding to `rank`, None without a Markov head.
         confidence: logit of the probability that a position's token is accepted, None without a confidence head.
     """
@@ -45,12 +45,19 @@ class BlockInput(StateInput):
         positions: int,
         rank: int,
         confident: bool = False,
+        shared_mask: bool = False,
     ) -> None:
         super().__init__(BLOCK, state_ids, target_width, width)
-        self.positions = positions
-        self.masks = nn.Parameter(MASK_SCALE * torch.randn(max(positions - 1, 1), 2 * width))
+        self.positions, self.shared_mask = positions, shared_mask
+        rows = 1 if shared_mask else max(positions - 1, 1)
+        self.masks = nn.Parameter(MASK_SCALE * torch.randn(rows, 2 * width))
         self.markov = nn.Linear(width, rank, bias=False) if rank else None
         self.confidence = nn.Linear(width, 1) if confident else None
+
+    @property
+    def each_mask(self) -> Tensor:
+        """Return `[positions − 1, 2 · width]`, at least one row: embedding and state of each position's mask."""
+        return self.masks.expand(max(self.positions - 1, 1), -1)
 
     @property
     def rank(self) -> int:
@@ -89,12 +96,18 @@ class BlockInput(StateInput):
 
 
 def block_model(
-    config: LlamaConfig, state_ids: list[int], target_width: int, positions: int, rank: int, confident: bool = False
+    config: LlamaConfig,
+    state_ids: list[int],
+    target_width: int,
+    positions: int,
+    rank: int,
+    confident: bool = False,
+    shared_mask: bool = False,
 ) -> PreTrainedModel:
     """Return an EAGLE-3 model with masks, a Markov head that starts without effect, and a confidence head if asked."""
     model = eagle_model(config, state_ids, target_width)
     width, rows = config.hidden_size, config.vocab_size
-    model.state_input = BlockInput(state_ids, target_width, width, positions, rank, confident)
+    model.state_input = BlockInput(state_ids, target_width, width, positions, rank, confident, shared_mask)
     if rank:
         head = nn.Linear(width + rank, rows, bias=False)
         with torch.no_grad():

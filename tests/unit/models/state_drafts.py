@@ -18,6 +18,7 @@ KINDS = {
     "medusa": DraftConfig(kind="medusa"),
     "block": DraftConfig(kind="block"),
     "confident block": DraftConfig(kind="block", confidence=True),
+    "block of one mask": DraftConfig(kind="block", markov=0, shared_mask=True, feature_ids=[1, 3]),
     "hydra": DraftConfig(kind="medusa", sequential=True, feature_ids=[1, 3]),
 }
 ATTENDING = [kind for kind, config in KINDS.items() if config.kind != "medusa"]
