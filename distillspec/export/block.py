@@ -120,6 +120,8 @@ def check_block(draft: LanguageModel, form: str) -> BlockInput:
     own = [f"a Markov head of {joins.rank} (draft.markov=0 leaves it out)"] if joins.rank else []
     if len(joins.masks) > 1:
         own.append("a mask for each position (draft.shared_mask=true makes one for all)")
+    if joins.bidirectional:
+        own.append("masks that see each other in both directions (draft.bidirectional=false)")
     if own:
         raise ConfigError(
             f"{draft.name} has {' and '.join(own)}, which blocks of format={form} (P-EAGLE) have not; distill serve "

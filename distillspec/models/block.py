@@ -2,7 +2,8 @@
 
 The pass reads the newest token, and masks in place of the tokens behind it. The k-th mask gives drafted position k
 (the newest token gives position 0). A mask sees the text and the masks before it, so a block of fewer tokens is the
-beginning of a longer one, and training and serving agree at every length.
+beginning of a longer one, and training and serving agree at every length. Where masks see each other in both directions
+(as DFlash's do), all of a block are read whatever number of tokens is drafted, and later ones are left out.
 
 Positions know nothing of the tokens that are drawn before them in the block. A Markov head tells the one before: the
 head reads a projection of its embedding beside the state. With it, q is the distribution of a token given the one
@@ -46,9 +47,10 @@ class BlockInput(StateInput):
         rank: int,
         confident: bool = False,
         shared_mask: bool = False,
+        bidirectional: bool = False,
     ) -> None:
         super().__init__(BLOCK, state_ids, target_width, width)
-        self.positions, self.shared_mask = positions, shared_mask
+        self.positions, self.shared_mask, self.bidirectional = positions, shared_mask, bidirectional
         rows = 1 if shared_mask else max(positions - 1, 1)
         self.masks = nn.Parameter(MASK_SCALE * torch.randn(rows, 2 * width))
         self.markov = nn.Linear(width, rank, bias=False) if rank else None
@@ -103,11 +105,13 @@ def block_model(
     rank: int,
     confident: bool = False,
     shared_mask: bool = False,
+    bidirectional: bool = False,
 ) -> PreTrainedModel:
     """Return an EAGLE-3 model with masks, a Markov head that starts without effect, and a confidence head if asked."""
     model = eagle_model(config, state_ids, target_width)
     width, rows = config.hidden_size, config.vocab_size
-    model.state_input = BlockInput(state_ids, target_width, width, positions, rank, confident, shared_mask)
+    ways = shared_mask, bidirectional
+    model.state_input = BlockInput(state_ids, target_width, width, positions, rank, confident, *ways)
     if rank:
         head = nn.Linear(width + rank, rows, bias=False)
         with torch.no_grad():

@@ -129,7 +129,7 @@ class DraftSteps:
             few: its layers. Heads are packed here.
             eight: of heads. See `FewTokens`.
         """
-        if not _has_plain_ends(model):
+        if not _has_plain_ends(model) or model.sees_both_ways:
             return None
         packed = few or FewHeads.of(model, eight=eight)
         if packed is None or (model.state_input is not None and not _reads(model.state_input, packed.kind.weights)):
