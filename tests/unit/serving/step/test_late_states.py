@@ -106,7 +106,7 @@ def test_texts_that_come_and_go_meanwhile_have_their_states(
     target = random_model("llama", torch.float64)
     draft = state_draft(kind, target, noise=NOISE)
     save_draft(draft, tmp_path / "reading", target)
-    settings = EngineSettings(**{**ROOM, "max_slots": 3, "prefill_chunk": 24})
+    settings = EngineSettings(**{**ROOM, "max_slots": 3, "prefill_chunk": 16})
     engine = Engine(target, initialise_draft(DraftConfig(layers=1), target), settings)
     asked, limits = {str(row): prompt for row, prompt in enumerate(texts(3, 24))}, {"0": 90, "1": 100, "2": 56}
 
@@ -119,7 +119,7 @@ def test_texts_that_come_and_go_meanwhile_have_their_states(
     rows = engine.sequences.unfinished
     while not rows or len(rows["2/0"].tokens) < 24 + 50:
         engine.step()
-    asked["late"], limits["late"] = [*rows["1/0"].tokens[:60], 9, 8, 7], 12
+    asked["late"], limits["late"] = [*rows["1/0"].tokens[:60], 9, 8, 7], 40
     submit("late")
     engine.load_draft(tmp_path / "reading")
     seen, now, found, lacked = Seen(), [0], dict[str, list[int]](), set[str]()
