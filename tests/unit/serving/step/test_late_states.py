@@ -59,7 +59,7 @@ def test_eight_long_rows_draft_again_within_eight_steps(
     target = random_model("llama", torch.float64)
     draft = state_draft("eagle", target, noise=NOISE)
     save_draft(draft, tmp_path / "eagle", target)
-    params = SamplingParams(temperature=temperature, seed=3, max_tokens=40, ignore_eos=True)
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=20, ignore_eos=True)
     settings, asked = EngineSettings(**ROOM), texts(8)
     plain = Engine(target, None, settings)
     expected = [list(answer.token_ids) for answer in plain.generate(asked, params)]
@@ -92,9 +92,9 @@ def test_eight_long_rows_draft_again_within_eight_steps(
     assert max(first.values()) <= 8
     assert max(passes) <= settings.prefill_chunk + 8 * 3
     assert [found[str(row)] for row in range(8)] == expected
+    engine.close()
     if not temperature:
         assert_own_recursion(seen[::15], draft, target)
-    engine.close()
 
 
 @pytest.mark.numerics
@@ -106,9 +106,9 @@ def test_texts_that_come_and_go_meanwhile_have_their_states(
     target = random_model("llama", torch.float64)
     draft = state_draft(kind, target, noise=NOISE)
     save_draft(draft, tmp_path / "reading", target)
-    settings = EngineSettings(**{**ROOM, "max_slots": 3, "prefill_chunk": 16})
+    settings = EngineSettings(**{**ROOM, "max_slots": 3, "prefill_chunk": 10})
     engine = Engine(target, initialise_draft(DraftConfig(layers=1), target), settings)
-    asked, limits = {str(row): prompt for row, prompt in enumerate(texts(3, 24))}, {"0": 90, "1": 100, "2": 56}
+    asked, limits = {str(row): prompt for row, prompt in enumerate(texts(3, 24))}, {"0": 60, "1": 70, "2": 36}
 
     def submit(name: str) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=limits[name], ignore_eos=True)
@@ -117,9 +117,9 @@ def test_texts_that_come_and_go_meanwhile_have_their_states(
     for name in asked:
         submit(name)
     rows = engine.sequences.unfinished
-    while not rows or len(rows["2/0"].tokens) < 24 + 50:
+    while not rows or len(rows["2/0"].tokens) < 24 + 30:
         engine.step()
-    asked["late"], limits["late"] = [*rows["1/0"].tokens[:60], 9, 8, 7], 40
+    asked["late"], limits["late"] = [*rows["1/0"].tokens[:40], 9, 8, 7], 30
     submit("late")
     engine.load_draft(tmp_path / "reading")
     seen, now, found, lacked = Seen(), [0], dict[str, list[int]](), set[str]()
@@ -133,7 +133,7 @@ def test_texts_that_come_and_go_meanwhile_have_their_states(
         found |= {answer.request_id: list(answer.token_ids) for answer in output.finished}
     assert lacked >= {"1/0", "2/0", "late/0"}
     assert {name for _, name, *_ in seen} == {"0", "1", "late"}
+    engine.close()
     assert_own_recursion(seen[::3], draft, target)
     for name, prompt in asked.items():
         assert found[name] == hf_greedy(target, prompt, limits[name])
-    engine.close()
