@@ -93,7 +93,7 @@ def test_fresh_text_takes_the_room_of_text_that_is_gone(target: LanguageModel) -
     feed = SampleFeed(SAMPLES[:3], CONFIG, 2, 0, states=store)
     passes: list[int] = []
     handle = target.layers[0].register_forward_hook(lambda *_: passes.append(1))
-    for fresh in (SAMPLES[:3], SAMPLES[3:6]):
+    for fresh in (SAMPLES[:3], SAMPLES[4:7]):
         feed.renew(fresh)
         passes.clear()
         for _ in range(2 * len(feed.plan)):  # two epochs

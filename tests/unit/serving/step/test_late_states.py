@@ -59,7 +59,7 @@ def test_eight_long_rows_draft_again_within_eight_steps(
     target = random_model("llama", torch.float64)
     draft = state_draft("eagle", target, noise=NOISE)
     save_draft(draft, tmp_path / "eagle", target)
-    params = SamplingParams(temperature=temperature, seed=3, max_tokens=40, ignore_eos=True)
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=20, ignore_eos=True)
     settings, asked = EngineSettings(**ROOM), texts(8)
     plain = Engine(target, None, settings)
     expected = [list(answer.token_ids) for answer in plain.generate(asked, params)]
@@ -92,9 +92,9 @@ def test_eight_long_rows_draft_again_within_eight_steps(
     assert max(first.values()) <= 8
     assert max(passes) <= settings.prefill_chunk + 8 * 3
     assert [found[str(row)] for row in range(8)] == expected
+    engine.close()
     if not temperature:
         assert_own_recursion(seen[::15], draft, target)
-    engine.close()
 
 
 @pytest.mark.numerics
@@ -106,33 +106,34 @@ def test_texts_that_come_and_go_meanwhile_have_their_states(
     target = random_model("llama", torch.float64)
     draft = state_draft(kind, target, noise=NOISE)
     save_draft(draft, tmp_path / "reading", target)
-    settings = EngineSettings(**{**ROOM, "max_slots": 3, "prefill_chunk": 24})
+    settings = EngineSettings(**{**ROOM, "max_slots": 3, "prefill_chunk": 10})
     engine = Engine(target, initialise_draft(DraftConfig(layers=1), target), settings)
-    asked = {str(row): prompt for row, prompt in enumerate(texts(3, 80))}
-    tokens = {"0": 6, "1": 30, "2": 30, "late": 12}
-    params = {
-        name: SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for name, count in tokens.items()
-    }
-    for name, prompt in asked.items():
-        engine.submit(Request(name, tuple(prompt), params[name]))
-    while len(engine.sequences.decoding) < 3:
+    asked, limits = {str(row): prompt for row, prompt in enumerate(texts(3, 24))}, {"0": 60, "1": 70, "2": 36}
+
+    def submit(name: str) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=limits[name], ignore_eos=True)
+        engine.submit(Request(name, tuple(asked[name]), params))
+
+    for name in asked:
+        submit(name)
+    rows = engine.sequences.unfinished
+    while not rows or len(rows["2/0"].tokens) < 24 + 30:
         engine.step()
-    asked["late"] = [*asked["2"][:60], 9, 8, 7]
-    engine.submit(Request("late", tuple(asked["late"]), params["late"]))
+    asked["late"], limits["late"] = [*rows["1/0"].tokens[:40], 9, 8, 7], 30
+    submit("late")
     engine.load_draft(tmp_path / "reading")
-    seen, now, found, shared = Seen(), [0], dict[str, list[int]](), 0
+    seen, now, found, lacked = Seen(), [0], dict[str, list[int]](), set[str]()
     while engine.has_work:
         output = engine.step()
         engine.check_integrity()
         if not now[0]:
             watched(engine, seen, now)
         now[0] += 1
+        lacked |= {engine.sequences.pool.owners.get(slot, "") for slot in engine.runner.cache.lacking}
         found |= {answer.request_id: list(answer.token_ids) for answer in output.finished}
-        shared += sum(answer.completions[0].stats.prefix_tokens for answer in output.finished)
-    assert shared >= 60
-    assert not engine.runner.cache.lacking.keys() & engine.sequences.pool.owners.keys()
-    assert {name for _, name, *_ in seen} >= {"1", "2", "late"}
-    assert_own_recursion(seen, draft, target)
-    for name, prompt in asked.items():
-        assert found[name] == hf_greedy(target, prompt, tokens[name])
+    assert lacked >= {"1/0", "2/0", "late/0"}
+    assert {name for _, name, *_ in seen} == {"0", "1", "late"}
     engine.close()
+    assert_own_recursion(seen[::3], draft, target)
+    for name, prompt in asked.items():
+        assert found[name] == hf_greedy(target, prompt, limits[name])
