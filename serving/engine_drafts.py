@@ -177,7 +177,7 @@ class EngineDrafts:
         return DraftChange(source, acceptance) if like is None else DraftChange(source, acceptance, like, times[like])
 
     def _keep_states(self, draft: LanguageModel) -> None:
-        """Keep the target's states that a draft reads. Running sequences are read again, if some were not kept."""
+        """Keep the target's states that a draft reads. Running texts are read again, if some were not kept."""
         runner = self.executor.runner
         if set(draft.state_ids) <= set(runner.cache.state_ids):
             return
@@ -185,7 +185,7 @@ class EngineDrafts:
         for proposer in self._pool.proposers.values() if self.pooled else ():
             if isinstance(proposer, DraftModel):
                 proposer.loop.record_again()
-        self.core.read_again()
+        self.executor.read_states_again()
 
     def _drop_states(self) -> None:
         """Keep no states of the target once nothing reads any. Fewer ones would have to be read again."""

@@ -167,7 +167,8 @@ class EngineView:
             ConfigError: the engine keeps none, or the sequence holds no slot.
         """
         sequence, cache = self.sequences.unfinished[sequence_id], self.runner.cache
-        states = None if sequence.slot is None else states_of_text(cache, sequence.slot, sequence.computed)
+        slot = None if sequence.slot in cache.lacking else sequence.slot
+        states = None if slot is None else states_of_text(cache, slot, sequence.computed)
         if states is None:
             raise ConfigError(
                 f"no features of {sequence_id}: it needs feature_ids=[…], and a step that read its prompt"

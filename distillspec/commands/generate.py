@@ -13,7 +13,6 @@ from distillspec.commands.prompt_folder import prepare_folder
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.commands.samples import prepare_samples
 from distillspec.config import GenerateCommand
-from distillspec.errors import ConfigError
 from distillspec.models import load_draft, load_target
 
 
@@ -23,10 +22,6 @@ def run(config: GenerateCommand, folder: Path) -> None:
     torch.manual_seed(config.seed)
     target = load_target(config.target)
     draft = load_draft(find_draft(str(config.draft.path)), target) if needs_draft else None
-    if draft is not None and draft.state_input is not None:
-        raise ConfigError(
-            f"draft.path={config.draft.path} reads the target's hidden states and cannot write alone; use data=teacher"
-        )
     open_run(folder, config)
     started = time.monotonic()
     data = prepare_folder(config.data, target, folder / "data", config.seed)

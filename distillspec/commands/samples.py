@@ -106,7 +106,8 @@ def _sample_into(
             if (turn or writer.done_ids) and deadline is not None and deadline <= time.monotonic():
                 left += len(share)  # answers of one token teach nothing
             elif generator is not None:
-                left += _answer(writer, generator, share, target, config, seed, deadline, meter)
+                alone = generator.source == "draft" and not (draft and draft.state_ids)
+                left += _answer(writer, generator, share, target, config, seed, deadline, meter, alone=alone)
             elif share:
                 fixed = fixed_samples(share, target, config.max_new_tokens)
                 left += len(fixed) - max(_score_in_lots(writer, fixed, target, config, seed, deadline), default=0)
@@ -122,15 +123,21 @@ def _answer(
     seed: int,
     deadline: float | None,
     meter: TokenMeter,
+    *,
+    alone: bool,
 ) -> int:
-    """Have a generator answer prompts until the deadline. Return the number left without an answer."""
-    signal, by_draft = signal_request(config), generator.source == "draft"
+    """Have a generator answer prompts until the deadline. Return the number left without an answer.
+
+    Args:
+        alone: the draft writes without the target.
+    """
+    signal = signal_request(config)
     scored: SampleWriter = writer
     lot = None
-    # Drafts cannot record the target's signal, and no generator its final states: scored afterwards.
-    if signal is not None and (by_draft or signal.kind == "hidden"):
-        scored, signal = ScoringWriter(writer, target, signal, seed, at_flush=not by_draft), None
-        lot = None if by_draft else max(config.shard_sequences, ROUNDS * config.batch_slots)
+    # Drafts alone cannot record the target's signal, and no generator its final states: scored afterwards.
+    if signal is not None and (alone or signal.kind == "hidden"):
+        scored, signal = ScoringWriter(writer, target, signal, seed, at_flush=not alone), None
+        lot = None if alone else max(config.shard_sequences, ROUNDS * config.batch_slots)
     return sample_responses(
         prompts,
         generator,

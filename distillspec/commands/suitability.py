@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distillspec.config import DataConfig, DraftConfig
-from distillspec.config.registry import DRAFT_KINDS
 from distillspec.data.folder import DataFolder
 from distillspec.data.shards import recorded_key
 from distillspec.errors import ConfigError
 from distillspec.losses import LossMix
 from distillspec.models import read_metadata
-from distillspec.models.checkpoint import draft_folder
 from distillspec.types import Sample
 
 NOISE = 0.1  # acceptance below which a draft's own text teaches little (drafts at 0.02 learnt nothing from theirs)
@@ -64,21 +62,6 @@ def check_confidence(mix: LossMix, draft: DraftConfig) -> None:
         raise ConfigError(
             f"draft.confidence=true learns from the target's probabilities, and loss {' and '.join(mix.names)} reads "
             "none; leave it out, or use another loss"
-        )
-
-
-def check_writer(draft: DraftConfig, data: DataConfig) -> None:
-    """Refuse text of a draft that cannot write alone.
-
-    Raises:
-        ConfigError: the draft reads the target's states, and the data are its own text.
-    """
-    folder = draft_folder(str(draft.path)) if draft.path else None
-    reads = "feature_ids" in DRAFT_KINDS[draft.kind].reads and "features" not in DRAFT_KINDS[draft.kind].reads
-    if data.on_policy and (reads or draft.features or (folder is not None and "reads" in read_metadata(folder))):
-        raise ConfigError(
-            f"data.source={data.source}: a draft that reads the target's hidden states cannot write alone; use "
-            "data=teacher or data=fixed"
         )
 
 

@@ -28,7 +28,6 @@ from distillspec.commands.suitability import (
     check_recorded,
     check_reference,
     check_samples,
-    check_writer,
     refreshes_kept,
     warn_of_noise,
 )
@@ -81,7 +80,6 @@ def run(config: TrainCommand, folder: Path) -> None:
     mix = LossMix.parse(config.loss.terms)  # before the weights load: a mistake in the mix fails at once
     check_plan(mix, config.data)
     check_confidence(mix, config.draft)
-    check_writer(config.draft, config.data)
     torch.manual_seed(config.seed)
     config = with_settled_dtype(config, folder)
     check_same_run(config, folder)
@@ -260,7 +258,8 @@ def _make_refresh(
 
     def sample(model: LanguageModel, step: int) -> list[Sample]:
         samples = fresh_samples(config.data, target, model, prompts, config.seed, step, recorded)
-        return with_writer_logprobs(samples, model, config.data.policy) if module.mix.needs_draft_samples else samples
+        needed = module.mix.needs_draft_samples
+        return with_writer_logprobs(samples, model, config.data.policy, target) if needed else samples
 
     return lambda model, step: from_main(accelerator, lambda: sample(model, step))
 

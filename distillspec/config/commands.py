@@ -55,6 +55,11 @@ class TrainCommand:
         )
         if self.draft.train_target:
             require(
+                not self.data.on_policy,
+                f"data.source={self.data.source} needs a target that stays, and draft.train_target=true trains it; use "
+                "data=teacher or data=fixed",
+            )
+            require(
                 self.launcher.kind == "local",
                 f"draft.train_target=true trains in one process, not with launcher={self.launcher.kind}; use "
                 "launcher=local",

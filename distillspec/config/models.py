@@ -39,6 +39,8 @@ class DraftConfig:
     positions: int = 4  # medusa, block: the most tokens to draft at once
     markov: int = 64  # block: width of what the head reads of the token before; 0: nothing
     confidence: bool = False  # block: learn what will be accepted, for engine.draft_confidence
+    bidirectional: bool = False  # block: masks see each other in both directions (DFlash); slower on CPUs
+    shared_mask: bool = False  # block: one mask for all positions, as vLLM and speculators hold blocks (P-EAGLE)
     sequential: bool = False  # medusa: heads read the tokens drafted before too (Hydra)
     train_target: bool = False  # medusa: train the target with the heads, which makes another target (Medusa-2)
     train_embeddings: bool = False  # train the input embeddings too; tied ones always learn
@@ -116,6 +118,8 @@ class DraftConfig:
             "positions": "medusa",
             "markov": "block",
             "confidence": "block",
+            "bidirectional": "block",
+            "shared_mask": "block",
             "sequential": "medusa",
             "train_target": "medusa",
         }.items():

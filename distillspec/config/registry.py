@@ -157,7 +157,7 @@ DRAFT_KINDS: dict[str, Choice] = {
     "block": Choice(
         "distillspec.models.draft:make_block",
         "a layer on the target's hidden states that drafts a block in one pass (DFlash)",
-        reads=("layers", "feature_ids", "positions", "markov", "confidence"),
+        reads=("layers", "feature_ids", "positions", "markov", "confidence", "bidirectional", "shared_mask"),
     ),
     "medusa": Choice(
         "distillspec.models.draft:make_medusa",

@@ -18,7 +18,9 @@ from distillspec.data.packing import collate
 from distillspec.data.prompts import stable_seed
 from distillspec.data.shards import ShardWriter, read_samples, recorded_key
 from distillspec.errors import ConfigError
+from distillspec.models.features import read_states
 from distillspec.models.language_model import LanguageModel
+from distillspec.models.state_input import previous
 from distillspec.recording import SignalRecorder
 from distillspec.sampling import policy_probs
 from distillspec.signals import HiddenSignal, SignalRequest
@@ -164,32 +166,44 @@ def hidden_signal(hidden: Tensor, head: OutputHead) -> HiddenSignal:
 
 
 @torch.no_grad()
-def with_writer_logprobs(samples: Sequence[Sample], draft: LanguageModel, policy: SamplingPolicy) -> list[Sample]:
+def with_writer_logprobs(
+    samples: Sequence[Sample], draft: LanguageModel, policy: SamplingPolicy, target: LanguageModel
+) -> list[Sample]:
     """Return the samples, those of `draft` with each token's log-probability when it was drawn.
 
-    This takes one more forward pass over the draft's text, in evaluation mode: text is drawn without dropout.
+    This takes one more forward pass over the draft's text, in evaluation mode: text is drawn without dropout. A draft
+    that reads the target's states needs a pass of the target too.
     """
     was_training = draft.model.training
     draft.model.eval()
     try:
         return [
-            replace(s, writer_logprobs=_drawn_with(s, draft, policy)) if s.source == "draft" else s for s in samples
+            replace(s, writer_logprobs=_drawn_with(s, draft, policy, target)) if s.source == "draft" else s
+            for s in samples
         ]
     finally:
         draft.model.train(was_training)
 
 
-def response_logits(sample: Sample, model: LanguageModel) -> Iterator[Tensor]:
-    """Yield the float32 logits `[≤ SCORED_ROWS, width]` that a pass over the whole text gives for its response."""
+def response_logits(sample: Sample, model: LanguageModel, target: LanguageModel | None = None) -> Iterator[Tensor]:
+    """Yield the float32 logits `[≤ SCORED_ROWS, width]` that a pass over the whole text gives for its response.
+
+    Args:
+        target: hands out the states that a draft reads. Its logits are those of first drafted positions.
+    """
     ids = torch.tensor([sample.prompt_ids + sample.response_ids], device=model.device)
     positions = torch.arange(ids.shape[1], device=model.device)[None]
-    hidden = model.hidden(ids, positions)[0, len(sample.prompt_ids) - 1 : -1]
+    fed = None
+    if model.state_input is not None:
+        assert target is not None, "a draft that reads states needs the target's"
+        fed = previous(model.state_input.fuse(read_states(target, ids, positions, model.state_ids)), positions)
+    hidden = model.hidden(ids, positions, fed)[0, len(sample.prompt_ids) - 1 : -1]
     for part in hidden.split(SCORED_ROWS):
         yield model.head.logits(part).float()
 
 
-def _drawn_with(sample: Sample, draft: LanguageModel, policy: SamplingPolicy) -> Tensor:
-    probs = torch.cat([policy_probs(part, policy) for part in response_logits(sample, draft)])
+def _drawn_with(sample: Sample, draft: LanguageModel, policy: SamplingPolicy, target: LanguageModel) -> Tensor:
+    probs = torch.cat([policy_probs(part, policy) for part in response_logits(sample, draft, target)])
     labels = torch.tensor(sample.response_ids, device=draft.device)
     columns = labels if draft.kept_ids is None else torch.searchsorted(draft.kept_ids.to(labels.device), labels)
     return probs.gather(-1, columns[:, None])[:, 0].log().cpu()

@@ -23,7 +23,7 @@ def share_prompts(
         return [(choose_writer(config, target, draft), list(prompts))]
     rest = None if config.mixed_with == "fixed" else _teacher(config, target, draft)
     return [
-        (_draft_writer(config, draft), [p for p in prompts if _by_draft(config, p, seed)]),
+        (_draft_writer(config, target, draft), [p for p in prompts if _by_draft(config, p, seed)]),
         (rest, [p for p in prompts if not _by_draft(config, p, seed)]),
     ]
 
@@ -39,7 +39,7 @@ def choose_writer(config: DataConfig, target: LanguageModel, draft: LanguageMode
     if draft is None or config.source == "teacher":
         return _teacher(config, target, draft)
     if config.source == "draft":
-        return _draft_writer(config, draft)
+        return _draft_writer(config, target, draft)
     return SlotGenerator(target, slots=config.batch_slots, source="mixed", other=draft, other_share=config.mixed_lambda)
 
 
@@ -52,5 +52,8 @@ def _teacher(config: DataConfig, target: LanguageModel, draft: LanguageModel | N
     return make_generator(config.generator, target, slots=config.batch_slots, draft=draft, states=states)
 
 
-def _draft_writer(config: DataConfig, draft: LanguageModel) -> Generator:
-    return make_generator(config.generator, draft, slots=config.batch_slots, source="draft")
+def _draft_writer(config: DataConfig, target: LanguageModel, draft: LanguageModel) -> Generator:
+    """Return the draft alone. If it reads the target's states, the target reads each token that it writes."""
+    if not draft.state_ids:
+        return make_generator(config.generator, draft, slots=config.batch_slots, source="draft")
+    return SlotGenerator(target, slots=config.batch_slots, source="draft", other=draft, other_share=1.0)

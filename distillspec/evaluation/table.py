@@ -14,6 +14,7 @@ from distillspec.evaluation.pairs import SHOWN_GAMMA, SHOWN_POSITIONS, Pair
 from distillspec.evaluation.speedup import Speedup, call
 from distillspec.types import Interval
 
+OWN_TOKEN = "τ counts the target's own token of each pass: τ − 1 drafted tokens are accepted"
 AS_SERVED = "as served, with n-grams beside the draft and lengths by goodput,"
 HEADINGS = ("kind", "α", "α by position", "ceiling", "greedy", "p(argmax q)", "c", "best γ", "predicted", "measured")
 
@@ -38,6 +39,7 @@ def comparison_text(results: Sequence[EvaluationResult], pairs: Sequence[Pair] =
     for result in results:
         out.writelines(f"{result.draft}, {line}\n" for line in timing_lines(result))
     out.writelines(f"{pair.sentence}\n" for pair in pairs)
+    out.write(f"{OWN_TOKEN}\n")
     out.writelines(f"{line}\n" for line in dict.fromkeys(map(cut_line, results)) if line)
     return out.getvalue()
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from distillspec.errors import ConfigError
+from distillspec.export.block import export_block
 from distillspec.export.compatibility import make_readable_for_transformers_4
 from distillspec.export.eagle import export_eagle
 from distillspec.export.medusa import export_medusa
@@ -45,7 +46,7 @@ def export_draft(
     states keeps its own rows, and its format names their ids (`distillspec.export.eagle`).
 
     Args:
-        format: `hf` (plain transformers), `vllm`, `sglang`, or `speculators` (drafts of kind eagle alone).
+        format: `hf` (plain transformers), `vllm`, `sglang`, or `speculators` (drafts of kind eagle and block alone).
         target: the target that the draft will serve. None leaves the row count as it is.
         dtype: of the weights. `auto` is float32 for `hf` and bfloat16 for the engines, which cast anyway.
         gamma: the speculation length in the printed command.
@@ -60,12 +61,12 @@ def export_draft(
     draft = load_draft(draft_folder, target)
     if draft.state_input is not None:
         assert target is not None, "load_draft refuses such a draft without its target"
-        export = export_eagle if draft.attends else export_medusa
+        export = export_block if draft.drafts_at_once else export_eagle if draft.attends else export_medusa
         return export(draft, target, output_folder, format, dtype=dtype, gamma=gamma)
     if format == "speculators":
         raise ConfigError(
-            f"format=speculators holds drafts of kind eagle, and {draft_folder} reads tokens alone; use format=vllm, "
-            "sglang or hf"
+            f"format=speculators holds drafts of kind eagle or block, and {draft_folder} reads tokens alone; use "
+            "format=vllm, sglang or hf"
         )
     model, rows = _aligned(draft, target)
     sequences = probe_sequences(draft)

@@ -69,11 +69,6 @@ def check_shape(draft: LanguageModel, target: LanguageModel, format: str) -> Non
         ConfigError: it names the reason, and what takes the draft instead.
     """
     assert draft.state_input is not None
-    if draft.drafts_at_once:
-        raise ConfigError(
-            f"{draft.name} is of kind {draft.kind}, which distill export does not write yet; distill serve takes the "
-            "folder as it is, and draft=eagle makes one that can be exported"
-        )
     if draft.state_input.way != JOINED:
         raise ConfigError(
             f"{draft.name} adds the target's states to its embeddings (draft.features=true), and no other engine has "

@@ -8,7 +8,7 @@ there only if the draft does not read the target's own table.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,19 @@ LAYER, MIDLAYER = "layers.0.", "midlayer."
 OTHER_NAMES = {"state_input.fc.weight": "fc.weight", "model.norm.norm.weight": "norm.weight"}  # ours: theirs
 TABLE = "embed_tokens.weight"
 IDS = "eagle_aux_hidden_state_layer_ids"
+MASK = "mask_hidden"  # of blocks (`distillspec.export.block`)
 
 
 def write_eagle(
-    folder: Path, draft: LanguageModel, target: LanguageModel, form: str, ids: Sequence[int], dtype: str, gamma: int
+    folder: Path,
+    draft: LanguageModel,
+    target: LanguageModel,
+    form: str,
+    ids: Sequence[int],
+    dtype: str,
+    gamma: int,
+    more: Mapping[str, Tensor] | None = None,
+    named: Mapping[str, Any] | None = None,
 ) -> None:
     """Write weights and configuration of an EAGLE-3 draft.
 
@@ -43,21 +52,23 @@ def write_eagle(
         ids: states that the engine hands over (`engine_states`).
         dtype: name of the weights' number format.
         gamma: drafted tokens a step that the folder proposes (speculators).
+        more, named: further weights and settings.
     """
-    floats = eagle_weights(draft, target, form, ids)
+    floats = eagle_weights(draft, target, form, ids) | (more or {})
     weights = {name: value.to(getattr(torch, dtype)) for name, value in floats.items()}
     rows = head_rows(target)
     if draft.width < rows:
         weights |= id_maps(draft, rows)
     save_file({name: value.cpu().contiguous() for name, value in weights.items()}, folder / WEIGHTS, {"format": "pt"})
-    settings = eagle_settings(draft, target, form, ids, dtype, gamma)
+    settings = eagle_settings(draft, target, form, ids, dtype, gamma) | (named or {})
     (folder / CONFIG).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def eagle_weights(draft: LanguageModel, target: LanguageModel, form: str, ids: Sequence[int]) -> dict[str, Tensor]:
     """Return the draft's weights by the names of `form`, the fusion's on the states `ids`."""
     own = own_parameters(draft, embeddings=not reads_targets_embeddings(draft, target))
-    weights = {_their_name(name, form): value.detach() for name, value in own.items()}
+    kept = {name: value for name, value in own.items() if name in OTHER_NAMES or not name.startswith("state_input.")}
+    weights = {_their_name(name, form): value.detach() for name, value in kept.items()}
     assert draft.state_input is not None
     weights["fc.weight"] = fusion(draft.state_input.fusion(), draft.state_ids, ids)
     return weights
@@ -133,7 +144,7 @@ def read_eagle(folder: Path, draft: LanguageModel, target: LanguageModel) -> Lan
         settings["target_hidden_size"],
     )
     weights = load_file(folder / WEIGHTS)
-    offsets, table, _ = (weights.pop(name, None) for name in ("d2t", TABLE, "t2d"))
+    offsets, table, _, _ = (weights.pop(name, None) for name in ("d2t", TABLE, "t2d", MASK))
     model.set_output_embeddings(nn.Linear(model.config.hidden_size, settings["draft_vocab_size"], bias=False))
     missing, unknown = model.load_state_dict({_our_name(name): value for name, value in weights.items()}, strict=False)
     if unknown or missing != [f"model.{TABLE}"]:

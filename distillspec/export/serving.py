@@ -28,11 +28,13 @@ def serve_command(form: str, folder: Path, target: str, gamma: int, *, method: s
     """Return the command (for plain transformers, the code) that serves `target` with the draft in `folder`.
 
     Args:
-        method: what vLLM calls the draft: `draft_model`, `eagle3` or `medusa`.
+        method: what vLLM calls the draft: `draft_model`, `eagle3` or `medusa`. `peagle`: `eagle3` drafting in parallel.
     """
     path = str(folder.resolve())
     if form in ("vllm", "speculators"):
-        speculative = {"method": method, "model": path, "num_speculative_tokens": gamma}
+        parallel = {"parallel_drafting": True} if method == "peagle" else {}
+        name = "eagle3" if parallel else method
+        speculative = {"method": name, "model": path, "num_speculative_tokens": gamma, **parallel}
         compact = json.dumps(speculative, separators=(",", ":"))
         return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(compact)}"
     if form == "sglang":

@@ -1,4 +1,4 @@
-"""Batched decoding of one model over a slot cache: prefill rows, then one token a row and step."""
+"""Batched decoding of models over slot caches: prefill rows, then one token a row and step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class SlotDecoder:
         tokens = pad_sequence([torch.tensor(p, dtype=torch.int64) for p in prompts], batch_first=True).to(device)
         count = torch.tensor(counts, device=device)
         view = SlotView.append(self.cache, rows, torch.zeros_like(count), count, longest=tokens.shape[1])
-        hidden = self.model.hidden(tokens, view.positions, slot_view=view)
+        fed = self._fed(view.slots[:, None], view.places)
+        hidden = self.model.hidden(tokens, view.positions, fed, slot_view=view)
         return self._logits(hidden[torch.arange(len(prompts), device=device), count - 1])
 
     def _read_by(self, few: FewTokens, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -59,9 +60,13 @@ class SlotDecoder:
         counts = torch.tensor([len(prompt) for prompt in prompts])
         parts = list(FewRows.slices(few.most, [()] * len(rows), rows, [0] * len(rows), counts.tolist()))
         tokens = torch.tensor([token for prompt in prompts for token in prompt])
-        each = tokens.split([part.total for part in parts])
-        read = [few.hidden_of(self.cache, part, own[None]) for part, own in zip(parts, each, strict=True)]
-        return torch.cat(read)[counts.cumsum(0) - 1]
+        sizes, last = [part.total for part in parts], counts.cumsum(0) - 1
+        places = torch.cat([torch.arange(len(prompt)) for prompt in prompts])
+        fed = self._fed(torch.tensor(rows).repeat_interleave(counts), places)
+        beside: Sequence[Tensor | None] = [None] * len(sizes) if fed is None else fed.split(sizes)
+        each = zip(parts, tokens.split(sizes), beside, strict=True)
+        read = torch.cat([few.hidden_of(self.cache, part, own[None], states) for part, own, states in each])
+        return self.model.head_input(read[last], 0, tokens[last])
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token to each of the first `len(tokens)` slots. Return the next logits, `[n, V]`."""
@@ -72,9 +77,11 @@ class SlotDecoder:
         read = tokens.to(self.model.device)
         self.lengths[:count] += 1
         flat = FlatView(self.cache, view.slots, starts, starts[None], (RowGroup(view, 0, count),))
+        fed = self._fed(view.slots, starts)
         if self.few is not None and self.few.takes(flat):
-            return self._logits(self.few.hidden(flat, read[None]))
-        return self._logits(self.model.hidden(read[:, None], view.positions, slot_view=view)[:, 0])
+            return self._logits(self.model.head_input(self.few.hidden(flat, read[None], fed), 0, read))
+        fed = None if fed is None else fed[:, None]
+        return self._logits(self.model.hidden(read[:, None], view.positions, fed, slot_view=view)[:, 0])
 
     def move(self, source: int, destination: int) -> None:
         """Move the sequence in slot `source` to `destination`."""
@@ -82,5 +89,39 @@ class SlotDecoder:
         self.cache.copy(source, destination, length)
         self.lengths[destination] = length
 
+    def _fed(self, slots: Tensor, places: Tensor) -> Tensor | None:
+        """Return the states `[…, D]` that tokens at `places […]` of `slots […]` are read beside, None: tokens alone."""
+        return None
+
     def _logits(self, hidden: Tensor) -> Tensor:
         return self.model.full_width(self.model.head.logits(hidden, self.linear)).float()
+
+
+class StateDecoder(SlotDecoder):
+    """`SlotDecoder` of a draft that reads the target's states. The target reads the same text first, in the same slots.
+
+    Each token is read beside the target's own state of the token before it, so all are first drafted positions.
+
+    Args:
+        source: the target's cache, which keeps the states that the draft reads.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        slots: int,
+        max_len: int,
+        packs: PackedLinears | None = None,
+        few: FewTokens | None = None,
+        *,
+        source: SlotCache,
+    ) -> None:
+        super().__init__(model, slots, max_len, packs, few)
+        self.source = source
+
+    def _fed(self, slots: Tensor, places: Tensor) -> Tensor:
+        assert self.source.features is not None, "the target reads first"
+        assert self.model.state_input is not None
+        fused = self.model.state_input.fuse(self.source.features[slots, 0, (places - 1).clamp(min=0)])
+        # No product with a mask: what a slot held before may be NaN, and NaN times 0 is NaN.
+        return torch.where((places > 0)[..., None], fused, 0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from distillspec.errors import ConfigError
-from distillspec.generation.decoder import SlotDecoder
+from distillspec.generation.decoder import SlotDecoder, StateDecoder
 from distillspec.models.features import FeatureTap, states_of_text
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.language_model import LanguageModel
@@ -27,6 +27,8 @@ from distillspec.types import NO_STATES, GenerationRequest, RecordedStates, Samp
 
 PACKED_STEPS = 100  # fewer steps do not pay for packing weights
 PREFILL_TOKENS = 2048  # padded prompt tokens read in one forward pass
+
+_Packs = tuple[PackedLinears | None, FewTokens | None]
 
 
 @dataclass
@@ -46,8 +48,9 @@ class SlotGenerator:
     Args:
         slots: the most sequences side by side, fewer if their keys and values would take half the free memory.
         other: a second model that writes each token with probability `other_share` (DistillSpec's per-token
-            mixed data). Signals are always `writer`'s.
-        states: hidden states of `writer` to record with its text, for drafts that read them.
+            mixed data). Signals are always `writer`'s. A draft that reads `writer`'s states writes as `other`, also
+            where it writes alone (a share of 1): each token is the first that it drafts behind the text so far.
+        states: hidden states of `writer` to record with its text, for drafts that read them. Not with such an `other`.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class SlotGenerator:
         self.source = source
         self.other_share = other_share
         self.states = states
+        self.read_ids = () if other is None else other.state_ids
 
     @torch.no_grad()
     def generate(
@@ -84,19 +88,19 @@ class SlotGenerator:
         self._check_lengths(requests, max_len)
         most = min(self.slots, len(requests))
         with ExitStack() as stack:
-            room = partial(slots_that_fit, self.models, most, max_len, feature_ids=self.states.ids)
+            kept = self.read_ids or self.states.ids
+            room = partial(slots_that_fit, self.models, most, max_len, feature_ids=kept)
             packs = [_packed(model, max(1, room()), requests, stack) for model in self.models]
             slots = max(1, room())  # packed weights take memory too
             waiting = _neighbours_alike(requests, 2 * slots)
-            pairs = zip(self.models, packs, strict=True)
-            decoders = [SlotDecoder(model, slots, max_len, *own) for model, own in pairs]
-            decoders[0].cache.state_ids = self.states.ids
+            decoders = self._decoders(slots, max_len, packs)
+            decoders[0].cache.state_ids = kept
             for model in self.models:
                 was_training = model.model.training
                 model.model.eval()
                 stack.callback(model.model.train, was_training)
                 stack.enter_context(slot_attention_in(model.model))
-            stack.callback(FeatureTap(self.models[0], self.states.ids).detach)
+            stack.callback(FeatureTap(self.models[0], kept).detach)
             rows: list[_Row] = []
             while waiting or rows:
                 yield from self._admit(rows, waiting, requests, decoders, policy, stop_ids, signal, on_tokens)
@@ -109,6 +113,16 @@ class SlotGenerator:
                     logits = [decoder.step(last) for decoder in decoders]
                     self._append(rows, logits, policy, on_tokens)
                     yield from self._retire(rows, decoders, stop_ids)
+
+    def _decoders(self, slots: int, max_len: int, packs: Sequence[_Packs]) -> list[SlotDecoder]:
+        """Return the models' decoders, in the order in which they read."""
+        decoders: list[SlotDecoder] = []
+        for model, own in zip(self.models, packs, strict=True):
+            if decoders and model.state_ids:
+                decoders.append(StateDecoder(model, slots, max_len, *own, source=decoders[0].cache))
+            else:
+                decoders.append(SlotDecoder(model, slots, max_len, *own))
+        return decoders
 
     def _admit(
         self,
@@ -187,7 +201,7 @@ class SlotGenerator:
 
     def _states(self, cache: SlotCache, slot: int, count: int) -> RecordedStates | None:
         """Return the states of the first `count` tokens of a slot: all that the writer has read."""
-        states = states_of_text(cache, slot, count)
+        states = states_of_text(cache, slot, count) if self.states.ids else None
         return None if states is None else self.states.record(states)
 
     def _check_lengths(self, requests: Sequence[GenerationRequest], max_len: int) -> None:
@@ -202,9 +216,7 @@ class SlotGenerator:
                 )
 
 
-def _packed(
-    model: LanguageModel, slots: int, requests: Sequence[GenerationRequest], stack: ExitStack
-) -> tuple[PackedLinears | None, FewTokens | None]:
+def _packed(model: LanguageModel, slots: int, requests: Sequence[GenerationRequest], stack: ExitStack) -> _Packs:
     """Pack a model's weights until the stack closes, where so many steps follow that it pays."""
     steps = sum(request.max_new_tokens for request in requests) / slots
     if steps < PACKED_STEPS or not PackedLinears.helps(model):

@@ -35,6 +35,12 @@ def ancestor_sets(parents: Sequence[int], width: int) -> list[int]:
     return sets
 
 
+def see_each_other(words: NDArray[numpy.int64], count: int, mutual: int) -> None:
+    """Let the last `mutual` of the first `count` nodes of a row `[width, words]` see all of these, in place."""
+    bits = ((1 << count) - 1).to_bytes(words.shape[1] * WORD // 8, "little")
+    words[count - mutual : count] = numpy.frombuffer(bits, dtype="<i8")
+
+
 @lru_cache(maxsize=KEPT)
 def _words_of(parents: tuple[int, ...], width: int) -> NDArray[numpy.int64]:
     """Return the words of one row `[width, words]`, read-only."""

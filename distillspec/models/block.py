@@ -2,7 +2,8 @@
 
 The pass reads the newest token, and masks in place of the tokens behind it. The k-th mask gives drafted position k
 (the newest token gives position 0). A mask sees the text and the masks before it, so a block of fewer tokens is the
-beginning of a longer one, and training and serving agree at every length.
+beginning of a longer one, and training and serving agree at every length. Where masks see each other in both directions
+(as DFlash's do), all of a block are read whatever number of tokens is drafted, and later ones are left out.
 
 Positions know nothing of the tokens that are drawn before them in the block. A Markov head tells the one before: the
 head reads a projection of its embedding beside the state. With it, q is the distribution of a token given the one
@@ -32,7 +33,7 @@ class BlockInput(StateInput):
     """`StateInput` whose tokens may be masks: id −k is the mask of drafted position k.
 
     Attributes:
-        masks: `[positions − 1, 2 · width]`, embedding and state of each mask.
+        masks: `[positions − 1, 2 · width]`, embedding and state of each mask, or `[1, 2 · width]` of all.
         markov: projection of the newest token's embedding to `rank`, None without a Markov head.
         confidence: logit of the probability that a position's token is accepted, None without a confidence head.
     """
@@ -45,12 +46,20 @@ class BlockInput(StateInput):
         positions: int,
         rank: int,
         confident: bool = False,
+        shared_mask: bool = False,
+        bidirectional: bool = False,
     ) -> None:
         super().__init__(BLOCK, state_ids, target_width, width)
-        self.positions = positions
-        self.masks = nn.Parameter(MASK_SCALE * torch.randn(max(positions - 1, 1), 2 * width))
+        self.positions, self.shared_mask, self.bidirectional = positions, shared_mask, bidirectional
+        rows = 1 if shared_mask else max(positions - 1, 1)
+        self.masks = nn.Parameter(MASK_SCALE * torch.randn(rows, 2 * width))
         self.markov = nn.Linear(width, rank, bias=False) if rank else None
         self.confidence = nn.Linear(width, 1) if confident else None
+
+    @property
+    def each_mask(self) -> Tensor:
+        """Return `[positions − 1, 2 · width]`, at least one row: embedding and state of each position's mask."""
+        return self.masks.expand(max(self.positions - 1, 1), -1)
 
     @property
     def rank(self) -> int:
@@ -89,12 +98,20 @@ class BlockInput(StateInput):
 
 
 def block_model(
-    config: LlamaConfig, state_ids: list[int], target_width: int, positions: int, rank: int, confident: bool = False
+    config: LlamaConfig,
+    state_ids: list[int],
+    target_width: int,
+    positions: int,
+    rank: int,
+    confident: bool = False,
+    shared_mask: bool = False,
+    bidirectional: bool = False,
 ) -> PreTrainedModel:
     """Return an EAGLE-3 model with masks, a Markov head that starts without effect, and a confidence head if asked."""
     model = eagle_model(config, state_ids, target_width)
     width, rows = config.hidden_size, config.vocab_size
-    model.state_input = BlockInput(state_ids, target_width, width, positions, rank, confident)
+    ways = shared_mask, bidirectional
+    model.state_input = BlockInput(state_ids, target_width, width, positions, rank, confident, *ways)
     if rank:
         head = nn.Linear(width + rank, rows, bias=False)
         with torch.no_grad():

@@ -104,8 +104,8 @@ def load_draft(
     """Read a saved draft and slice its head to the kept vocabulary.
 
     Raises:
-        ConfigError: not a draft folder, damaged, made for another tokenizer than `target`'s, or without embeddings and
-            `target` is not the one whose embeddings it reads.
+        ConfigError: not a draft folder, damaged, made for another tokenizer than `target`'s, or `target` is not the one
+            whose embeddings or states it reads.
     """
     folder = Path(folder)
     if not (folder / METADATA).is_file():
@@ -118,7 +118,7 @@ def load_draft(
         require_same_tokenizer(tokenizer, target.tokenizer, str(folder), target.name)
     kept_ids, dtype = read_kept_ids(folder), dtype or torch.float32
     reading, embeddings = record.get("reads"), embeddings_of(record)
-    if embeddings == "target" and target is not None:
+    if target is not None and (embeddings == "target" or reading is not None):  # its states may have another basis
         check_target(folder, target)
     with one_line_failures(str(folder)):
         if embeddings is None:

@@ -149,7 +149,8 @@ def make_block(config: DraftConfig, target: LanguageModel, layers: LayerSelectio
     """Make a draft of whole blocks that starts as `make_eagle`'s does."""
     width, ids = target.model.config.get_text_config().hidden_size, state_ids_of(config, target)
     shape = eagle_config(target, config.layers or 1)
-    model = block_model(shape, list(ids), width, config.positions, config.markov, config.confidence)
+    heads = config.markov, config.confidence, config.shared_mask, config.bidirectional
+    model = block_model(shape, list(ids), width, config.positions, *heads)
     share_embeddings(model, target, torch.float32)
     copied = begin_from(model, target)
     lineage = {"kind": "block", "layers": config.layers or 1, "positions": config.positions, "copied": copied}

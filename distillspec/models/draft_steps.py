@@ -117,7 +117,8 @@ class DraftSteps:
             None if part is None else self._packed(part.weight)
             for part in (getattr(joins, name, None) for name in ("projection", "markov"))
         )
-        self._masks = None if not isinstance(joins, BlockInput) else joins.masks.detach().to(model.dtype).contiguous()
+        masks = joins.each_mask.detach() if isinstance(joins, BlockInput) else None
+        self._masks = None if masks is None else masks.to(model.dtype).contiguous()
         self._ids = None if model.kept_ids is None else model.kept_ids.long().contiguous()
 
     @staticmethod
@@ -128,7 +129,7 @@ class DraftSteps:
             few: its layers. Heads are packed here.
             eight: of heads. See `FewTokens`.
         """
-        if not _has_plain_ends(model):
+        if not _has_plain_ends(model) or model.sees_both_ways:
             return None
         packed = few or FewHeads.of(model, eight=eight)
         if packed is None or (model.state_input is not None and not _reads(model.state_input, packed.kind.weights)):

@@ -131,6 +131,11 @@ class LanguageModel:
         """Return True if one pass gives all drafted positions."""
         return self.state_input is not None and self.state_input.way == BLOCK
 
+    @property
+    def sees_both_ways(self) -> bool:
+        """Return True if the masks of a block see each other in both directions."""
+        return bool(getattr(self.state_input, "bidirectional", False))
+
     def hidden(self, input_ids: Tensor, position_ids: Tensor, fed: Tensor | None = None, **kwargs: Any) -> Tensor:
         """Return final hidden states `[B, L, D]`. Position ids that restart at 0 start a new packed sequence.
 

@@ -43,7 +43,8 @@ def reading_record(draft: LanguageModel) -> dict[str, Any] | None:
 
 
 def _block_record(states: BlockInput) -> dict[str, Any]:
-    return {"positions": states.positions, "markov": states.rank, "confidence": states.confidence is not None}
+    own = {"positions": states.positions, "markov": states.rank, "confidence": states.confidence is not None}
+    return {**own, "shared_mask": states.shared_mask, "bidirectional": states.bidirectional}
 
 
 def reads_targets_embeddings(draft: LanguageModel, target: LanguageModel) -> bool:
@@ -162,7 +163,8 @@ def _bare(config: Any, reading: dict[str, Any] | None) -> PreTrainedModel:
     if reading is not None and way == JOINED:
         return eagle_model(config, reading["state_ids"], reading["target_width"])
     if reading is not None and way == BLOCK:
-        shape = reading["positions"], reading["markov"], reading.get("confidence", False)
+        heads = (reading.get(name, False) for name in ("confidence", "shared_mask", "bidirectional"))
+        shape = reading["positions"], reading["markov"], *heads
         return block_model(config, reading["state_ids"], reading["target_width"], *shape)
     if reading is not None and way in (PARALLEL, SEQUENTIAL):
         return heads_model(config, way, reading["state_ids"], reading["target_width"])

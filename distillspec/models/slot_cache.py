@@ -104,6 +104,7 @@ class SlotCache:
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     features: Tensor | None = None  # [slots, 1, places, F]
     state_ids: tuple[int, ...] = ()  # of the states that are kept
+    lacking: dict[int, range] = field(default_factory=dict, kw_only=True)  # by slot, places whose states are missing
     _lazy: bool = False  # its tensors are lazy zeros
     _move: PlaceMoves = field(default_factory=PlaceMoves, init=False, repr=False, compare=False)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from distillspec.models.both_ways import Keys, anchors_of, masks_behind
 from distillspec.models.eagle import keeps_keys_alone
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.packed_attention import Counts, attending_by_sequence, can_pack, counts_of
@@ -45,6 +46,10 @@ def unrolled(
         read, others = _Tokens.of(needed[0]), _Tokens.of(~needed[0])
         passes.read(others, others.states(fed), 0, keys_alone=True)
         fed = read.states(fed)
+    if draft.sees_both_ways:
+        last = passes.read(read, fed, 0)
+        found = [read.at(last, wanted[0]), *passes.masks(wanted)]
+        return [draft.head_input(each, k, input_ids.flatten()[wanted[k]]) for k, each in enumerate(found)]
     for step, tokens in enumerate(wanted):
         if step:
             behind, read = read, _Tokens.of(needed[step])
@@ -140,6 +145,15 @@ class _Passes:
         with attending_by_sequence(self.draft.model, self.seen.counts):
             named |= {"past_key_values": self.cache, "use_cache": True, "attention_mask": self.seen.masks()}
             return self.draft.last_states(ids, places, fed, **named)
+
+    def masks(self, wanted: Sequence[Tensor]) -> list[Tensor]:
+        """Return the last states `[n_k, D]` at the second, third, … position, where masks see each other."""
+        if len(wanted) == 1:
+            return []
+        column, sequence = (torch.cat([own[part] for own in self.seen.keys], 1) for part in (1, 2))
+        anchors = anchors_of(self.position_ids, wanted)
+        text = Keys(column, sequence)
+        return masks_behind(self.draft, self.cache, text, self.seen.sequence, self.position_ids, anchors)
 
 
 class _Seen:

@@ -43,6 +43,8 @@ class SampleFeed:
         self._refreshes = [*self._refreshes, len(samples)][-self.keep :]
         known = [*self.samples, *samples]
         self.samples = known[len(known) - sum(self._refreshes) :]
+        if self.states is not None:
+            self.states.keep(self.samples)
         self.next_batch = 0
         self.plan = self._plan_epoch()
 

@@ -54,6 +54,10 @@ class StateStore:
 
     def describe(self, samples: Sequence[Sample]) -> str:
         """Return one line about the memory that the states of `samples` take."""
+        size = f"{self.bytes_per_token / 1000:.1f} kB a token"
+        about = f"the draft reads the target's states {list(self.request.ids)}: {size}"
+        if not samples:
+            return f"{about} of the text that is yet to be written"
         needed = sum(len(sample) for sample in samples) * self.bytes_per_token
         recorded = sum(len(sample) for sample in samples if self._recorded(sample) is not None) * self.bytes_per_token
         kept = "kept in memory"
@@ -61,10 +65,7 @@ class StateStore:
             kept = f"{(recorded + self.room) / needed:.0%} kept, others computed at each use"
         elif recorded:
             kept = f"{recorded / needed:.0%} recorded with the text"
-        return (
-            f"the draft reads the target's states {list(self.request.ids)}: {self.bytes_per_token / 1000:.1f} kB "
-            f"a token, {needed / GIB:.2f} GiB in all, {kept}"
-        )
+        return f"{about}, {needed / GIB:.2f} GiB in all, {kept}"
 
     def rows(self, rows: Sequence[Sequence[Sample]], width: int) -> Tensor:
         """Return the states `[B, width, F]` bfloat16 of samples laid out in rows, as `collate` does."""
@@ -87,16 +88,20 @@ class StateStore:
         """Return the states `[L − 1, F]` that came with the text, if they are those."""
         return None if sample.states is None else sample.states.of(self.request.ids)
 
+    def keep(self, samples: Sequence[Sample]) -> None:
+        """Forget the states of all text but these samples'."""
+        wanted = {_key(sample) for sample in samples}
+        self._known = {key: states for key, states in self._known.items() if key in wanted}
+
     def _read(self, samples: Sequence[Sample]) -> None:
-        """Compute the states of samples, packed into one row."""
-        if not samples:
-            return
-        device = self.target.device
-        ids = [token for sample in samples for token in (*sample.prompt_ids, *sample.response_ids)]
-        places = [place for sample in samples for place in range(len(sample))]
-        packed = torch.tensor([ids], device=device), torch.tensor([places], device=device)
-        parts = read_states(self.target, *packed, self.request.ids)[0].split([len(sample) for sample in samples])
-        self._known.update({_key(s): self.request.record(part) for s, part in zip(samples, parts, strict=True)})
+        """Compute the states of samples, each by itself: the last bits of a packed one depend on what is beside it.
+
+        A resumed run may meet a text beside others than the run that was interrupted did.
+        """
+        for sample in {_key(sample): sample for sample in samples}.values():
+            ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]], device=self.target.device)
+            places = torch.arange(len(sample), device=self.target.device)[None]
+            self._known[_key(sample)] = self.request.record(read_states(self.target, ids, places, self.request.ids)[0])
 
     def _trim(self) -> None:
         """Forget the newest states that exceed the memory: older ones are needed as soon."""

@@ -94,7 +94,7 @@ class StepResult:
     total_s: float
     reserved_tokens: int = 0  # reserved in the cache when the step started
     drafted_s: Mapping[str, float] = field(default_factory=dict)  # of each of several sources, parts of draft_s
-    readings_s: float = 0.0  # of drafts that read ahead of a switch, another part of draft_s
+    readings_s: float = 0.0  # of drafts that read ahead of a switch (a part of draft_s), and of the target (of none)
     planning_s: float = 0.0  # of foreseeing proposals and choosing among them
     overlapped_s: float = 0.0  # of the host, while a device ran the target's pass: a part of target_s
 

@@ -8,28 +8,43 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from distillspec.models import LanguageModel
 from distillspec.models.draft_steps import Unread
+from distillspec.models.few_tokens import FewTokens
+from distillspec.models.slot_cache import SlotCache, masked_attention
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
+from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.state_runner import StateRunner
 
 
 class BlockRunner(StateRunner):
     """Reads the unread text and the masks behind it in one pass. What is carried on holds all positions.
 
-    What it keeps of masks lies behind the text, and is written over.
+    What it keeps of masks lies behind the text, and is written over. Masks that see each other in both directions are
+    all read, by the one attention that lets tokens see later ones.
     """
 
     one_pass = True
+
+    def __init__(
+        self, model: LanguageModel, cache: SlotCache, source: SlotCache, prepared: PreparedModel | None = None
+    ) -> None:
+        super().__init__(model, cache, source, prepared)
+        if model.sees_both_ways:
+            self.cache.attend = masked_attention
+
+    def _few(self, batch: FlatBatch) -> FewTokens | None:
+        return None if self.model.sees_both_ways else super()._few(batch)
 
     def prepare(self, rows: Sequence[RowInput], count: int = 1) -> FlatBatch:
         """Return the input of one pass over `rows` with `count` − 1 masks behind each. Newest tokens are `wanted`."""
         if count == 1:
             return super().prepare(rows)
         batch = super().prepare(self._with_masks(rows, count))
-        return replace(batch, wanted=batch.wanted.view(len(rows), count)[:, 0])
+        return replace(batch, wanted=batch.wanted.view(len(rows), -1)[:, 0])
 
     def masks(self, count: int) -> int:
-        return count - 1
+        return int(self.model.most_positions or 1) - 1 if self.model.sees_both_ways else count - 1
 
     def unread(self, rows: Sequence[RowInput], count: int) -> Unread:
         return super().unread(self._with_masks(rows, count), count)
@@ -51,4 +66,5 @@ class BlockRunner(StateRunner):
     def _with_masks(self, rows: Sequence[RowInput], count: int) -> list[RowInput]:
         """Return rows with masks behind them. The states of these are wanted."""
         masks = [-1 - k for k in range(self.masks(count))]
-        return [RowInput(row.slot, row.start, [*row.tokens, *masks], count) for row in rows]
+        mutual = len(masks) if self.model.sees_both_ways else 0
+        return [RowInput(row.slot, row.start, [*row.tokens, *masks], 1 + len(masks), mutual=mutual) for row in rows]

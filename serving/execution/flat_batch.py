@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from distillspec.models.ancestors import ancestor_words
+from distillspec.models.ancestors import ancestor_words, see_each_other
 from distillspec.models.flat_view import FlatView, RowGroup
 from distillspec.models.slot_cache import SlotCache, SlotView
 from distillspec.serving.base.transfer import to_device
@@ -26,7 +26,7 @@ class RowInput:
     """Tokens to read into one slot after its first `start`, and for how many of the last ones logits are wanted.
 
     With a `tree`, `tokens` are one committed token (the root) and then the tree's nodes. Not `rooted`: the nodes alone,
-    which continue the text before `start`.
+    which continue the text before `start`. The last `mutual` tokens see each other in both directions.
     """
 
     slot: int
@@ -35,6 +35,7 @@ class RowInput:
     wanted: int = 1
     tree: TokenTree | None = None
     rooted: bool = True
+    mutual: int = 0
 
     @property
     def end(self) -> int:
@@ -117,7 +118,7 @@ class _Group:
         self.start, counts = int(plan.offsets[first]), plan.counts[first:end]
         self.width = int(counts.max())
         self.count, self.even = int(counts.sum()), bool((counts == self.width).all())
-        self.wide = any(row.is_wide for row in self.rows)
+        self.wide = any(row.is_wide or row.mutual for row in self.rows)
         self.reach = cache.reach(max(row.end for row in self.rows))
         self.parts = [numpy.array([row.slot for row in self.rows])]
         if not self.even:
@@ -131,7 +132,10 @@ class _Group:
             self.parts += [queries.ravel(), places.ravel(), back]
         if self.wide:
             self.parts.append(numpy.array([row.start for row in self.rows]))
-            self.parts.append(ancestor_words([row.parents for row in self.rows], self.width).ravel())
+            words = ancestor_words([row.parents for row in self.rows], self.width)
+            for own, row in zip(words, self.rows, strict=True):
+                see_each_other(own, len(row.tokens), row.mutual)
+            self.parts.append(words.ravel())
 
     def uploaded(self, cache: SlotCache, parts: Iterator[Tensor], places: Tensor, positions: Tensor) -> RowGroup:
         """Return the group on the device, taking its own `parts`."""

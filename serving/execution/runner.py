@@ -76,6 +76,10 @@ class ModelRunner:
         shape = FewRows.chains(*_numbers(rows))
         return Unread(_tokens(rows), shape, self.states_before(shape))
 
+    def lacks_states(self, slot: int | None) -> bool:
+        """Return True if the model reads states, and some of the slot's text are missing."""
+        return False
+
     def states_before(self, rows: FewRows) -> StatesBefore | None:
         """Return where the states are that the model reads beside these tokens, None if it reads tokens alone."""
         return None
@@ -173,6 +177,7 @@ class ModelRunner:
     def keep_states(self, feature_ids: Sequence[int]) -> None:
         """Keep other states of the tokens of later passes. Recorded passes are recorded again."""
         self.cache.features, self.cache.state_ids = None, tuple(feature_ids)
+        self.cache.lacking.clear()
         if self.graphs is not None:
             self.graphs = self.graphs.anew()
 

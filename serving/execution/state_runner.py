@@ -67,6 +67,9 @@ class StateRunner(ModelRunner):
     def hands_states(self) -> bool:
         return type(self.source) is SlotCache and self._features().dtype == self.model.dtype
 
+    def lacks_states(self, slot: int | None) -> bool:
+        return slot in self.source.lacking
+
     def states_before(self, rows: FewRows) -> StatesBefore:
         features, width = self._features(), self._input.target_width
         first, size = features.data_ptr(), features.itemsize

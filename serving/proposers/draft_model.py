@@ -104,8 +104,8 @@ class DraftModel:
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         self.not_finite.clear()
-        rows = [self._row(request) for request in requests if len(request.sequence.tokens) <= self.longest]
-        rows = [row for row in rows if row.state.sound and not row.state.skipped and self._has_room(row)]
+        rows = [self._row(request) for request in requests if self._reads(request.sequence)]
+        rows = [row for row in rows if self._has_room(row)]
         rows.sort(key=lambda row: row.slot)  # rows in slot order read the cache without copies
         if self.attends:
             ready = self.texts.catch_up([row.sequence for row in rows])
@@ -148,7 +148,7 @@ class DraftModel:
     def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
         """Return an option of no tokens for sequences that the draft does not read, or that are beyond its context."""
         state, room = self.state(sequence.id), self.longest - len(sequence.tokens)
-        if state.skipped or not state.sound or room < 0:
+        if not self._reads(sequence):
             return NOTHING
         unread = len(sequence.tokens) - state.computed if self.attends else 1
         at_once = self.runner.one_pass
@@ -190,8 +190,8 @@ class DraftModel:
             self.texts.catch_up([sequence for sequence, _ in able], sum(tokens for _, tokens in able))
 
     def _reads(self, sequence: SequenceState) -> bool:
-        state = self.state(sequence.id)
-        return state.sound and not state.skipped and len(sequence.tokens) <= self.longest
+        state, lacking = self.state(sequence.id), self.runner.lacks_states(sequence.slot)
+        return state.sound and not state.skipped and not lacking and len(sequence.tokens) <= self.longest
 
     @property
     def caches(self) -> Sequence[SlotCache]:

@@ -48,8 +48,9 @@ class Emission:
 
         None: the cache keeps none, or not of all.
         """
-        count = len(self.sequence.tokens) - 1
-        return states_of_text(self.cache, self.sequence.held_slot, count) if self.sequence.computed >= count else None
+        slot, count = self.sequence.held_slot, len(self.sequence.tokens) - 1
+        whole = self.sequence.computed >= count and slot not in self.cache.lacking
+        return states_of_text(self.cache, slot, count) if whole else None
 
 
 class Observer(Protocol):

@@ -133,10 +133,6 @@ class EngineCore:
         extra = max(planned, self.executor.most_nodes(lookahead)) - lookahead
         self.sequences.limits = replace(self.limits, lookahead=lookahead, extra=extra)
 
-    def read_again(self) -> None:
-        """Forget all that slots hold, between steps. Running sequences are read again from their start."""
-        self.sequences.recover(self.clock())
-
     def draft_changed(self, acceptance: float | None = None) -> None:
         """Learn that the executor drafts with something else from now on. See `LengthController.draft_changed`."""
         self._observe()

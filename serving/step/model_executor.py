@@ -37,6 +37,7 @@ from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.step.commit import Committer
 from distillspec.serving.step.draft_thread import DraftThread
 from distillspec.serving.step.executor import StepWork
+from distillspec.serving.step.late_states import LateStates
 from distillspec.serving.step.micro_batches import MicroBatches
 from distillspec.serving.step.reading import read_step
 
@@ -71,7 +72,7 @@ class ModelExecutor:
         self.target, self.runner, self.sampler = target, runner, sampler
         self._thread = DraftThread()
         self._batches = MicroBatches(micro_batches if self._thread.cores > 1 else 1)
-        self.committer = Committer(runner.cache)
+        self.committer, self._late = Committer(runner.cache), LateStates(runner)
         self._set(proposer)
 
     @property
@@ -102,6 +103,11 @@ class ModelExecutor:
         self._set(proposer)
         self.sequences.forgive_failures()
 
+    def read_states_again(self) -> None:
+        """Learn that the target keeps other states from now on. Those of texts in slots are read beside next steps."""
+        self.sequences.forget_free()
+        self._late.begin(self.sequences.running)
+
     def _set(self, proposer: Proposer | None) -> None:
         self.proposer, self._health = proposer, DraftHealth(proposer, "the proposer", versions_of(proposer))
         # Asking protocols takes microseconds, too many for every row of every step.
@@ -122,6 +128,7 @@ class ModelExecutor:
         return most_nodes(self.proposer, depth)
 
     def run(self, work: StepWork) -> tuple[RowResult, ...]:
+        self._read_late_states(work)
         drafting = sum([bool(row.trees) for row in work.plan.rows])
         parts = work.split(self._batches.count(drafting))
         with closing(self._drafted(parts)) as drafted:  # after an error too no draft runs on
@@ -164,6 +171,7 @@ class ModelExecutor:
             return _Judged(windows, self.sampler.verify(logits, windows), logits)
 
     def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
+        self._late.enter_slot(sequence, prefix)
         for reader in self._readers:
             reader.enter_slot(sequence, prefix)
 
@@ -190,6 +198,13 @@ class ModelExecutor:
 
     def _caches(self) -> list[SlotCache]:
         return [self.runner.cache, *(cache for reader in self._readers for cache in reader.caches)]
+
+    def _read_late_states(self, work: StepWork) -> None:
+        """Read texts again whose states are missing, where prompts leave room."""
+        if self.runner.cache.lacking:
+            started, prompts = work.timer.now, sum(tokens for _, tokens in work.chunks)
+            self._late.read(self.sequences.running, self.sequences.limits.prefill_chunk, prompts)
+            work.timer.readings_s += work.timer.now - started
 
     def _read_ahead(self, work: StepWork) -> None:
         """Let drafts read the texts of rows that will switch to them."""

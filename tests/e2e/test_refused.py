@@ -139,7 +139,10 @@ STATIC = [
         "train draft=medusa draft.train_target=true loss.select_fraction=0.5 loss.reference=d",
         "loss.select_fraction=0.5 compares with a draft of the same target",
     ),
-    ("train draft=medusa draft.train_target=true data=draft", "cannot write alone; use data=teacher"),
+    (
+        "train draft=medusa draft.train_target=true data=draft",
+        "data.source=draft needs a target that stays, and draft.train_target=true trains it; use data=teacher or",
+    ),
     ("train draft=medusa train.target_rate=0.1", "train.target_rate=0.1 needs draft.train_target=true"),
     ("train draft=medusa train.target_rate=0", "train.target_rate=0.0 must be above 0 and at most 1"),
     ("train draft=medusa train.target_warmup=1", "train.target_warmup=1.0 must be in [0, 1)"),

@@ -186,6 +186,24 @@ def test_a_draft_whose_time_is_over_leaves_the_files_responses_theirs(
     assert f"left out {100 - len(made)} responses" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("signal", ["topk", "hidden"])
+def test_a_draft_that_reads_states_writes_with_the_target_and_its_signal(
+    target: LanguageModel, tmp_path: Path, signal: str
+) -> None:
+    draft = initialise_draft(DraftConfig(kind="eagle"), target)
+    config = DataConfig(source="draft", signal=signal, signal_entries=4, tail_draws=0, max_new_tokens=3, batch_slots=4)
+    made = samples.prepare_samples(config, target, folder_of(12, tmp_path), 0, draft=draft)
+    assert [sample.source for sample in made] == ["draft"] * 12
+    request = SignalRequest(signal, 4 if signal == "topk" else 0)
+    again = score([replace(sample, signal=None) for sample in made], target, request, 0)
+    for found, wanted in zip(made, again, strict=True):
+        assert found.signal is not None
+        assert wanted.signal is not None
+        name = "logprobs" if signal == "topk" else "hidden"
+        values = [getattr(each.signal, name).float() for each in (found, wanted)]
+        torch.testing.assert_close(*values, atol=5e-3, rtol=5e-3)
+
+
 @pytest.mark.parametrize(("source", "generator"), [("teacher", "slots"), ("teacher", "engine"), ("mixed", "slots")])
 def test_a_target_scores_its_own_text_when_it_is_not_writing(
     target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, generator: str

@@ -169,7 +169,7 @@ def test_a_writers_log_probabilities_are_without_dropout(random_model: Callable[
     assert plain.model.config.resid_pdrop > 0
     training = replace(plain, model=copy.deepcopy(plain.model).train())
     ids = (40, 41, 42, 2)
-    (drawn,) = with_writer_logprobs([Sample("a", "d", (1, 30, 31), ids, source="draft")], training, POLICY)
+    (drawn,) = with_writer_logprobs([Sample("a", "d", (1, 30, 31), ids, source="draft")], training, POLICY, plain)
     logprobs = torch.log_softmax(plain.logits(torch.tensor([(1, 30, 31, *ids)]))[0, 2:-1], -1)
     assert drawn.writer_logprobs is not None
     torch.testing.assert_close(

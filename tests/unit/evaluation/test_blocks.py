@@ -111,6 +111,12 @@ def given(accepted: Tensor) -> Positions:
     return Positions(accepted, accepted, accepted, accepted, torch.ones_like(accepted), accepted)
 
 
+@pytest.mark.parametrize(("accepted", "tau"), [(0.0, [1, 1, 1]), (1.0, [2, 3, 4])])
+def test_the_targets_own_token_counts(accepted: float, tau: list[int]) -> None:
+    counts = count_blocks(given(torch.full((120,), accepted)), finished=True, max_gamma=3)
+    assert (counts.tokens / counts.blocks).tolist() == pytest.approx(tau, rel=0.03)
+
+
 def test_hard_text_weighs_by_the_blocks_it_takes() -> None:
     """Half the text at 5 tokens a block and half at 1: 5/3, not the mean 3 over places."""
     counts = count_blocks(given(torch.cat([torch.ones(500), torch.zeros(500)])), finished=True, max_gamma=4)

@@ -36,6 +36,7 @@ def test_the_table_names_policy_figures_and_verdict_with_the_best_draft_first(
         assert figure in row
     assert text.index("runs/a/draft") < text.index("runs/b/draft")
     assert "runs/a/draft, batch 1: Draft 2 tokens a step" in text
+    assert "τ counts the target's own token of each pass: τ − 1 drafted tokens are accepted" in text
 
 
 def test_a_length_that_is_not_surely_faster_is_not_recommended(result: EvaluationResult) -> None:

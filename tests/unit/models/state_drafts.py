@@ -18,6 +18,8 @@ KINDS = {
     "medusa": DraftConfig(kind="medusa"),
     "block": DraftConfig(kind="block"),
     "confident block": DraftConfig(kind="block", confidence=True),
+    "block both ways": DraftConfig(kind="block", bidirectional=True),
+    "block of one mask": DraftConfig(kind="block", markov=0, shared_mask=True, feature_ids=[1, 3]),
     "hydra": DraftConfig(kind="medusa", sequential=True, feature_ids=[1, 3]),
 }
 ATTENDING = [kind for kind, config in KINDS.items() if config.kind != "medusa"]
@@ -55,6 +57,8 @@ def drafted_logits(draft: LanguageModel, target: LanguageModel, text: list[int],
 def logits_behind(draft: LanguageModel, states: Tensor, text: list[int], drafted: list[int]) -> list[Tensor]:
     """Return the same where the target's states of the text's tokens are these `[len(text), states · D]`."""
     assert draft.state_input is not None
+    if draft.sees_both_ways:
+        return _both_ways(draft, states, text, drafted)
     attention = {"past_key_values": DynamicCache(), "use_cache": True} if draft.attends else {}
     logits = []
     fused = draft.state_input.fuse(states[None])
@@ -69,3 +73,21 @@ def logits_behind(draft: LanguageModel, states: Tensor, text: list[int], drafted
             at = torch.tensor([[read_next]]), torch.tensor([[len(text) + position]])
             last = draft.last_states(*at, last, **(attention or {"drafted": position + 1}))
     return logits
+
+
+def _both_ways(draft: LanguageModel, states: Tensor, text: list[int], drafted: list[int]) -> list[Tensor]:
+    """Return the same for blocks whose masks see each other: one pass over the text and all masks."""
+    assert draft.state_input is not None
+    count, masks = len(text), int(draft.most_positions or 1) - 1
+    fused = draft.state_input.fuse(states)
+    fed = torch.cat([torch.zeros_like(fused[:1]), fused[:-1], fused.new_zeros(masks, fused.shape[1])])[None]
+    ids = torch.tensor([[*text, *(-1 - k for k in range(masks))]])
+    seen = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+    seen[count:, count:] = True
+    term = torch.zeros(1, 1, *seen.shape, dtype=fused.dtype).masked_fill(~seen, -torch.inf)
+    last = draft.last_states(ids, torch.arange(ids.shape[1])[None], fed, attention_mask=term)[0]
+    before = [text[-1], *drafted]
+    return [
+        draft.head.logits(draft.head_input(last[None, count - 1 + k, None], k, torch.tensor([[before[k]]])))[0, 0]
+        for k in range(len(drafted))
+    ]

@@ -56,6 +56,7 @@ def watched(engine: Engine) -> Watched:
         ("two layers of eagle", "preempted", "llama"),
         *product(("medusa", "hydra", "block"), ("preempted", "recorded", "confident"), ("llama",)),
         ("confident block", "recorded", "llama"),
+        *product(("block both ways",), ("preempted", "recorded", "confident"), ("llama",)),
         *product(("eagle", "features", "hydra", "block"), ("preempted",), ("gemma3_text", "qwen3", "mistral")),
     ],
 )

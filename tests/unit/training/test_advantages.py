@@ -10,6 +10,7 @@ import torch
 from distillspec.config import LossConfig
 from distillspec.data.collect import with_writer_logprobs
 from distillspec.data.packing import collate
+from distillspec.models import LanguageModel
 from distillspec.training.trainer import Trainer
 from distillspec.types import Sample, SamplingPolicy, TokenBatch
 
@@ -47,11 +48,13 @@ def test_text_that_teaches_nothing_does_not_dilute_the_rest(make_trainer: MakeTr
     assert_alike(slopes(trainer, [batch_of([*drawn, *samples[4:]])]), slopes(trainer, [batch_of(drawn)]))
 
 
-def test_what_the_draft_wrote_knows_how_likely_it_was(make_trainer: MakeTrainer, samples: list[Sample]) -> None:
+def test_what_the_draft_wrote_knows_how_likely_it_was(
+    make_trainer: MakeTrainer, samples: list[Sample], target: LanguageModel
+) -> None:
     draft = make_trainer().draft
     drawn = [replace(samples[0], source="draft"), samples[1]]
     policy = SamplingPolicy(temperature=0.7)
-    first, second = with_writer_logprobs(drawn, draft, policy)
+    first, second = with_writer_logprobs(drawn, draft, policy, target)
     ids = torch.tensor([first.prompt_ids + first.response_ids])
     logprobs = torch.log_softmax(draft.logits(ids)[0, len(first.prompt_ids) - 1 : -1].detach() / 0.7, -1)
     expected = logprobs.gather(-1, torch.tensor(first.response_ids)[:, None])[:, 0]

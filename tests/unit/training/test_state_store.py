@@ -69,12 +69,36 @@ def test_the_processes_of_a_run_share_the_memory(target: LanguageModel, monkeypa
 def test_states_that_fit_are_computed_once(target: LanguageModel) -> None:
     passes = []
     handle = target.layers[0].register_forward_hook(lambda *_: passes.append(1))
-    for gib, expected in ((1.0, 1), (0.0, 3)):
+    for gib, expected in ((1.0, 2), (0.0, 6)):  # of two texts
         store = StateStore(target, IDS, gib)
         passes.clear()
         for _ in range(3):
             store.rows([SAMPLES[:2]], 20)
         assert len(passes) == expected
+    handle.remove()
+
+
+def test_a_text_has_the_same_states_whatever_is_beside_it(target: LanguageModel) -> None:
+    """Bit for bit: a resumed run meets it beside other texts than the run before."""
+    alone, beside = (StateStore(target, IDS, 1.0, "fp8") for _ in range(2))
+    first = alone.rows([SAMPLES[:1]], 60)[0, : len(SAMPLES[0])]
+    again = beside.rows([[*SAMPLES[1:], SAMPLES[0]]], 80)[0]
+    start = sum(len(sample) for sample in SAMPLES[1:])
+    assert torch.equal(again[start : start + len(SAMPLES[0])], first)
+
+
+def test_fresh_text_takes_the_room_of_text_that_is_gone(target: LanguageModel) -> None:
+    room = sum(len(sample) for sample in SAMPLES[:3]) * StateStore(target, IDS).bytes_per_token
+    store = StateStore(target, IDS, gib=room / GIB)
+    feed = SampleFeed(SAMPLES[:3], CONFIG, 2, 0, states=store)
+    passes: list[int] = []
+    handle = target.layers[0].register_forward_hook(lambda *_: passes.append(1))
+    for fresh in (SAMPLES[:3], SAMPLES[4:7]):
+        feed.renew(fresh)
+        passes.clear()
+        for _ in range(2 * len(feed.plan)):  # two epochs
+            feed.take()
+        assert len(passes) == 3, "each text is read once"
     handle.remove()
 
 

@@ -134,7 +134,7 @@ def ancestors(tree: TokenTree, node: int) -> list[int]:
 @pytest.mark.parametrize(
     ("policies", "shapes"), [pair for pair in product(POLICIES, SHAPES) if pair[0] != "nucleus" or pair[1] == "chains"]
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "block of one mask"])
 def test_trees_are_those_of_levels(kind: str, policies: str, shapes: str) -> None:
     params = POLICIES[policies]
     target, draft = draft_of(kind, torch.float32)
