@@ -67,6 +67,7 @@ class EngineCore:
         self._messages: deque[Callable[[], None]] = deque()
         self._known: set[str] = set()
         self.before_step: Callable[[], None] | None = None
+        self.may_keep: Callable[[str], bool] | None = None
         self._submitting = Lock()  # `step` never takes it
 
     @property
@@ -82,6 +83,8 @@ class EngineCore:
             ConfigError: its parameters name tokens that do not exist.
         """
         now = self.clock()  # deadlines and times count from here, not from the next step
+        if self.may_keep is not None and not self.may_keep(request.tenant):
+            request = replace(request, log=False)
         bad_words = self.sequences.bad_words(request.params)
         with self._submitting:
             self.check(request)
@@ -137,9 +140,9 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """True while requests are unfinished, messages are queued, or a failed step has left outputs to deliver."""
+        """True while requests are unfinished, messages or outputs wait, or a deleted tenant's values are in caches."""
         sequences = self.sequences
-        return bool(self._messages or sequences.unfinished or sequences.done or sequences.deltas)
+        return bool(self._messages or sequences.unfinished or sequences.done or sequences.deltas or sequences.unwiped)
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
@@ -150,6 +153,8 @@ class EngineCore:
     def _step(self, timer: StepTimer) -> StepOutput:
         for _ in range(len(self._messages)):  # messages queued from here on wait for the next step
             self._messages.popleft()()
+        if self.sequences.unwiped:
+            self.sequences.wipe()
         self.sequences.end_expired(timer.started)
         begin = self.before_step  # another thread may take it away
         if begin is not None and self.sequences.unfinished:

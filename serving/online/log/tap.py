@@ -137,9 +137,18 @@ class ReplayTap:
             return None
         return self._running[key]
 
+    @property
+    def left_out(self) -> set[str]:
+        """Tenants of which nothing is logged, by the settings or by hand."""
+        return {*self.config.exclude_tenants, *self.excluded}
+
+    def admits(self, tenant: str) -> bool:
+        """Return True if answers of a tenant may be kept now. Any thread may ask."""
+        return not self.paused and tenant not in self.left_out
+
     def _is_logged(self, request: Request) -> bool:
         config = self.config
-        if self.paused or not request.log or request.tenant in {*config.exclude_tenants, *self.excluded}:
+        if not request.log or not self.admits(request.tenant):
             return False
         if not self.wanting and share_of(request.id, "log") >= config.share:
             return False

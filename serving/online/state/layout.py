@@ -15,6 +15,7 @@ from distillspec.files import private_folder, write_json
 from distillspec.serving.online.state.version import ONLY
 
 REGISTRY, MANIFEST = "registry.sqlite", "manifest.sqlite"  # of the versions and of the replay log
+ANSWERS = "answers"  # folder of what proposers without a model keep, beside the log
 
 LOG_BYTES = 64 << 20  # of a log of figures or of what the trainer says, and of the one before it: weeks
 
@@ -57,6 +58,10 @@ class Layout:
     @property
     def replay(self) -> Path:
         return self.root / "replay"
+
+    @property
+    def answers(self) -> Path:
+        return self.root / ANSWERS
 
     @property
     def versions(self) -> Path:
