@@ -158,9 +158,14 @@ class EngineView:
 
         def forget() -> None:
             self.sequences.forget_tenant(tenant)
+            self._core.wipe()
             forget_answers(self.proposer, tenant)
 
         return self._between_steps(forget)
+
+    def changes_made(self) -> Future[None]:
+        """Return a future that ends when the changes that were queued before, drafts above all, have been made."""
+        return self._between_steps(lambda: None)
 
     def _between_steps(self, work: Callable[[], None]) -> Future[None]:
         """Run `work` in the stepping thread before the next step. The future ends as it does."""

@@ -52,7 +52,7 @@ class SequenceManager:
         self._deadlines: list[tuple[float, int, str]] = []
         self._groups: dict[str, list[SequenceState]] = {}  # request id → its answers
         self._arrivals, self._turns = 0, TenantTurns()
-        self.unwiped = False  # True: a deleted tenant's sequence has ended, and its values are in the caches
+        self.unwiped = False  # True: the text of a deleted tenant may be in the caches, and nobody reads it
         self.deltas: list[SequenceDelta] = []
         self.done: list[RequestOutput] = []
 
@@ -197,11 +197,11 @@ class SequenceManager:
         self.caches.drop(self.pool.forget_free())
 
     def forget_tenant(self, tenant: str) -> None:
-        """Keep nothing of a tenant: what free slots hold (of others too) goes now, what it runs when that has ended."""
+        """Mark what a tenant runs, so that nothing of it is kept when it has ended. `wipe` is due then, and now."""
         for sequence in self.unfinished.values():
             if sequence.request.tenant == tenant:
                 sequence.request, sequence.forgotten = replace(sequence.request, log=False), True
-        self.wipe()
+        self.unwiped = True
 
     def wipe(self) -> None:
         """Forget the texts of free slots, and zero what no running text takes in the caches. Call between steps."""

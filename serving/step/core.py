@@ -125,6 +125,12 @@ class EngineCore:
         """Forget all that slots hold, between steps. Running sequences are read again from their start."""
         self.sequences.recover(self.clock())
 
+    def wipe(self) -> None:
+        """Zero what no running text takes in the caches, and drop the last step, whose rows hold prompts."""
+        self.sequences.wipe()
+        self._observe()
+        self.last_result = None
+
     def draft_changed(self, acceptance: float | None = None) -> None:
         """Learn that the executor drafts with something else from now on. See `LengthController.draft_changed`."""
         self._observe()
@@ -154,7 +160,7 @@ class EngineCore:
         for _ in range(len(self._messages)):  # messages queued from here on wait for the next step
             self._messages.popleft()()
         if self.sequences.unwiped:
-            self.sequences.wipe()
+            self.wipe()
         self.sequences.end_expired(timer.started)
         begin = self.before_step  # another thread may take it away
         if begin is not None and self.sequences.unfinished:
