@@ -90,6 +90,7 @@ class Adaptation:
             is_full=lambda: self.replay.full,
             verification=engine.settings.verification,
             device=engine.target.device.type,
+            keeps_rejected=settings.adapt.positions == "verified",
         )
         self.tap.excluded = self.replay.excluded()
         self._wake, self._redacts = wake or (lambda: None), redact is not None
@@ -99,8 +100,7 @@ class Adaptation:
         used = (self.registry.newest_request(), self.trainer.state().cursor, self.pool.newest_scored())
         self.replay.go_on_from(max(used))  # the log may have been removed
         self._costs = CostKeeper(engine, self.layout.costs)
-        self._busy_s = time.monotonic()
-        self._started_s = time.monotonic()
+        self._busy_s = self._started_s = time.monotonic()
         self._expires_s = self._started_s + EXPIRE_S
         self._lines = 0  # of figures, written so far
         self._stopping = threading.Event()

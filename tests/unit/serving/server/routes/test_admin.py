@@ -66,9 +66,7 @@ def test_drafts_are_listed_loaded_and_rolled_back(admin: Running) -> None:
     assert admin.complete(speculation={"draft": first}).status_code == 200
 
 
-def test_the_answer_to_a_load_says_whether_the_draft_is_in_use(
-    admin: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_answer_to_a_load_says_whether_the_draft_is_in_use(admin: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = admin.state.engine
     for _ in range(5):  # an idle engine looks for work a few times a second
         loaded = call(admin, "POST", "drafts/load", {"draft": "one"})
