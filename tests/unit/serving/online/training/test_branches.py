@@ -9,7 +9,7 @@ import torch
 from distillspec.config import AdaptConfig, LossConfig
 from distillspec.models import LanguageModel
 from distillspec.recording import top_signal
-from distillspec.serving.online.log.records import LoggedAnswer
+from distillspec.serving.online.log.records import LogEntry, LoggedAnswer
 from distillspec.serving.online.log.rejected_nodes import RejectedNode, collected
 from distillspec.serving.online.training.branches import branch_sample, branches_of
 from distillspec.serving.online.training.examples import TrainingExample, examples_of
@@ -63,11 +63,8 @@ def test_each_node_has_a_weight_once_and_the_cost_is_bounded(answer: Answer, tar
 
 
 def examples(answers: list[LoggedAnswer], positions: str) -> list[TrainingExample]:
-    from distillspec.serving.online.log.records import LogEntry
-
-    entries = [
-        LogEntry(i, 0, 0, own.request_id, "default", "default", i, len(own), 0, 0, 0.0) for i, own in enumerate(answers)
-    ]
+    named = ("default", "default")
+    entries = [LogEntry(i, 0, 0, own.request_id, *named, i, len(own), 0, 0, 0.0) for i, own in enumerate(answers)]
     chosen = Selection(entries, [], [], 0, {"default": 1.0})
     return examples_of(chosen, answers, replace(CONFIG, positions=positions))
 
