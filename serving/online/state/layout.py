@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -209,6 +209,19 @@ class TrainerState(_Message):
             quarantined=stuck[0] if len(stuck) == len(states) else None,
             drift={cluster: pair for state in states for cluster, pair in state.drift.items()},
         )
+
+
+def read_states(layout: Layout, members: Iterable[str]) -> TrainerState:
+    """Return the state of the trainer of these drafts together."""
+    return TrainerState.sum_of([TrainerState.read(layout.of(member).state) for member in members])
+
+
+def lift_quarantine(layout: Layout, members: Iterable[str]) -> None:
+    """Let every draft be trained again. The operator has looked into it."""
+    for path in [layout.of(member).state for member in members]:
+        state = TrainerState.read(path)
+        if state.quarantined:
+            state.with_(quarantined=None, bad_updates=0, working=None).write(path)
 
 
 @dataclass(frozen=True)
