@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from distillspec.errors import ConfigError
 from distillspec.models.features import states_of_text
@@ -151,7 +152,8 @@ class EngineView:
     def forget_tenant(self, tenant: str) -> Future[None]:
         """Delete a tenant's text before the next step: answers that the proposer keeps, and what idle slots hold.
 
-        Nothing is kept of its requests that run, when they end. The idle prefixes of other tenants go too.
+        Nothing is kept of its requests that run, when they end. The idle prefixes of other tenants go too, and the words
+        that the tokenizer remembers.
 
         Any thread may call it. The future ends then, with the `OSError` of files that stay.
         """
@@ -159,6 +161,7 @@ class EngineView:
         def forget() -> None:
             self.sequences.forget_tenant(tenant)
             self._core.wipe()
+            _forget_words(self.sequences.tokenizer)
             forget_answers(self.proposer, tenant)
 
         return self._between_steps(forget)
@@ -198,3 +201,10 @@ class EngineView:
     def check_integrity(self) -> None:
         """Raise AssertionError where slots, sequences and caches disagree."""
         self.sequences.check_integrity()
+
+
+def _forget_words(tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Empty the cache in which a tokenizer written in Rust keeps words and their tokens. It fills again."""
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if (clear := getattr(model, "_clear_cache", None)) is not None:
+        clear()
