@@ -152,7 +152,7 @@ class EngineView:
     def forget_tenant(self, tenant: str) -> Future[None]:
         """Delete a tenant's text before the next step: answers that the proposer keeps, and what idle slots hold.
 
-        Nothing is kept of its requests that run, when they end. The idle prefixes of other tenants go too, and the words
+        Nothing is kept of its requests that run, when they end. Idle prefixes of other tenants go too, and the words
         that the tokenizer remembers.
 
         Any thread may call it. The future ends then, with the `OSError` of files that stay.
