@@ -24,6 +24,7 @@ def caches() -> dict[str, SlotCache]:
     like = torch.ones(1, 2, 1, 8)
     for cache in (lazy, paged):
         cache.layer(0, like)
+        cache.state_ids = (1,)
         cache.kept_states(like, 3)
     plain.layers[0] = (torch.zeros(SLOTS, 2, MAX_LEN + 1, 8), torch.zeros(SLOTS, 2, MAX_LEN + 1, 8))
     found = {"lazy": lazy, "plain": plain, "paged": paged}

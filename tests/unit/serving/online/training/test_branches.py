@@ -70,7 +70,7 @@ def examples(answers: list[LoggedAnswer], positions: str) -> list[TrainingExampl
 
 
 def test_they_are_learnt_by_choice_and_count_for_no_figure_of_the_text(answer: Answer, target: LanguageModel) -> None:
-    answers = [with_nodes(answer(f"r{i}"), target) for i in range(3)]
+    answers = [with_nodes(answer(f"r{i}", tokens=40), target) for i in range(3)]
     usual, more = examples(answers, "all"), examples(answers, "verified")
     assert [example.is_text for example in more] == [True] * 3 + [False] * 6
     assert ceilings(more, None) == ceilings(usual, None)
