@@ -1,4 +1,4 @@
-"""What proposers without a model keep in an online folder: counts of n-grams, and earlier answers."""
+"""Answers and counts of n-grams that proposers without a model keep in an online folder."""
 
 from __future__ import annotations
 

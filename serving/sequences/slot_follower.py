@@ -1,4 +1,4 @@
-"""What follows the slots of sequences: the caches of target and drafts."""
+"""Followers of the slots of sequences: the caches of target and drafts."""
 
 from __future__ import annotations
 

@@ -63,8 +63,11 @@ def collected(nodes: Sequence[RejectedNode], signal: TeacherSignal) -> RejectedN
     """Return the nodes of an answer, whose parents are counted over all of its windows. None: one is not finite."""
     if not bool(torch.isfinite(signal.logprobs[:, 0]).all()):
         return None
-    columns = [torch.tensor(column, dtype=torch.int32) for column in list(zip(*nodes, strict=True))[:3]]
-    return RejectedNodes(*columns, signal)
+    places, parents, tokens = (
+        torch.tensor([getattr(node, name) for node in nodes], dtype=torch.int32)
+        for name in ("place", "parent", "token")
+    )
+    return RejectedNodes(places, parents, tokens, signal)
 
 
 def node_columns(nodes: Sequence[RejectedNodes | None]) -> list[Columns]:
