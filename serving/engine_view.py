@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from distillspec.errors import ConfigError
 from distillspec.models.features import states_of_text
@@ -15,7 +17,14 @@ from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.threads import settle
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.base import Proposer, forget_answers, health_of, keeps_answers, versions_of
+from distillspec.serving.proposers.base import (
+    Proposer,
+    forget_answers,
+    health_of,
+    keep_answers,
+    keeps_answers,
+    versions_of,
+)
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.sequences.scheduler import Limits
 from distillspec.serving.step.commit import Committer, Observer
@@ -27,6 +36,7 @@ class EngineView:
     """Parts and state of an engine. Read and change them between steps, from the stepping thread.
 
     Only `clock`, `observer`, `before_step` and `meanwhile` may be assigned.
+    Only `clock`, `observer`, `before_step` and `may_keep` may be assigned.
     """
 
     def __init__(self, core: EngineCore, executor: ModelExecutor) -> None:
@@ -117,6 +127,13 @@ class EngineView:
     @meanwhile.setter
     def meanwhile(self, call: Callable[[], None] | None) -> None:
         self._core.meanwhile = call
+    def may_keep(self) -> Callable[[str], bool] | None:
+        """Called with a request's tenant when it is submitted, in any thread: False makes it one with `log=False`."""
+        return self._core.may_keep
+
+    @may_keep.setter
+    def may_keep(self, call: Callable[[str], bool] | None) -> None:
+        self._core.may_keep = call
 
     @property
     def draft_version(self) -> str:
@@ -142,18 +159,39 @@ class EngineView:
         """Drop the prefixes that idle slots remember, between steps: the next prompts are read whole."""
         self.sequences.forget_free()
 
+    def keep_answers_in(self, folder: Path) -> Future[None]:
+        """Let the proposer keep on disk what it learns from answers, where it can and has no folder yet.
+
+        Any thread may call it. The future ends before the next step, with a `RunError` if the folder cannot be made.
+        """
+        width = self.sampler.columns.width
+        return self._between_steps(lambda: keep_answers(self.proposer, folder, width))
+
     def forget_tenant(self, tenant: str) -> Future[None]:
-        """Delete a tenant's answers that the proposer keeps, and the prefixes of idle slots, before the next step.
+        """Delete a tenant's text before the next step: answers that the proposer keeps, and what idle slots hold.
+
+        Nothing is kept of its requests that run, when they end. Idle prefixes of other tenants go too, and the words
+        that the tokenizer remembers.
 
         Any thread may call it. The future ends then, with the `OSError` of files that stay.
         """
-        done: Future[None] = Future()
 
         def forget() -> None:
-            self.forget_prompts()
+            self.sequences.forget_tenant(tenant)
+            self._core.wipe()
+            _forget_words(self.sequences.tokenizer)
             forget_answers(self.proposer, tenant)
 
-        self._core.at_next_step(lambda: settle(done, forget))
+        return self._between_steps(forget)
+
+    def changes_made(self) -> Future[None]:
+        """Return a future that ends when the changes that were queued before, drafts above all, have been made."""
+        return self._between_steps(lambda: None)
+
+    def _between_steps(self, work: Callable[[], None]) -> Future[None]:
+        """Run `work` in the stepping thread before the next step. The future ends as it does."""
+        done: Future[None] = Future()
+        self._core.at_next_step(lambda: settle(done, work))
         return done
 
     def features(self, sequence_id: str) -> Tensor:
@@ -182,3 +220,10 @@ class EngineView:
     def check_integrity(self) -> None:
         """Raise AssertionError where slots, sequences and caches disagree."""
         self.sequences.check_integrity()
+
+
+def _forget_words(tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Empty the cache in which a tokenizer written in Rust keeps words and their tokens. It fills again."""
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if (clear := getattr(model, "_clear_cache", None)) is not None:
+        clear()

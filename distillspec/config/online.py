@@ -85,7 +85,9 @@ class AdaptConfig:
     min_requests: int = 16  # the fewest new requests for an update
     busy_share: float = 0.1  # least share of the time for the trainer, beside requests if need be; 1: never stopped
     mode: str = "replay"  # replay (new and old requests) | flush (OSD: new requests once)
-    positions: str = "all"  # tokens to train on: all | rejected | weighted (accepted ones less)
+    # Tokens to train on: all | rejected | weighted (accepted ones less) | verified (all, and what the target gave
+    # behind drafted tokens that it did not accept, which the server then logs: 112 bytes each)
+    positions: str = "all"
     accepted_weight: float = 0.2  # weighted: weight of accepted tokens
     replay_share: float = 0.3  # share of an update's tokens from older requests
     offline_share: float = 0.0  # share of an update's tokens from the offline set
@@ -112,7 +114,7 @@ class AdaptConfig:
 
     def __post_init__(self) -> None:
         one_of("adapt.mode", self.mode, ("replay", "flush"))
-        one_of("adapt.positions", self.positions, ("all", "rejected", "weighted"))
+        one_of("adapt.positions", self.positions, ("all", "rejected", "weighted", "verified"))
         one_of("adapt.drift_by", self.drift_by, ("domain", "tenant"))
         for name in ("every_requests", "every_s", "vocabulary"):
             value = getattr(self, name)

@@ -22,7 +22,7 @@ Columns = dict[str, Tensor]
 IDS = (torch.int32, torch.uint16)
 """Token ids: int32 in memory, uint16 on disk where all of them fit. −1 marks a missing id and needs int32."""
 REALS = (torch.float32, torch.float16, torch.bfloat16)
-PROMPT, RESPONSE, FEATURES = "prompt_offsets", "response_offsets", "feature_offsets"
+PROMPT, RESPONSE, FEATURES, NODES = "prompt_offsets", "response_offsets", "feature_offsets", "node_offsets"
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,13 @@ COLUMNS = (
     Column("draft_probs", (torch.float16,)),
     Column("draft_entropies", (torch.float16,)),
     Column("version_of", (torch.uint8,)),
+    # Drafted tokens that were not accepted (`RejectedNodes`).
+    Column("node_places", (torch.int32,), offsets=NODES),
+    Column("node_parents", (torch.int32,), offsets=NODES),
+    Column("node_tokens", (torch.int32,), offsets=NODES),
+    Column("node_ids", (torch.int32,), ("node_entries",), NODES),
+    Column("node_logprobs", (torch.float16,), ("node_entries",), NODES),
+    Column("node_tail", (torch.float32,), offsets=NODES),
 )
 BY_NAME = {column.name: column for column in COLUMNS}
 

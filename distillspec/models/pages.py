@@ -5,7 +5,7 @@ Slots may share the pages of a text that they begin with. Nobody writes to a pag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -115,6 +115,14 @@ class Pages:
             for place, (page, own) in enumerate(zip(rest, new, strict=True))
             if page != own
         ]
+
+    def places(self, texts: Mapping[int, int]) -> dict[int, int]:
+        """Return the pages of some slots' first tokens, slot → tokens, and how many places of each they take."""
+        taken: dict[int, int] = {}
+        for slot, tokens in texts.items():
+            for column, page in enumerate(self.tables[slot][: self.needed(tokens)]):
+                taken[page] = max(taken.get(page, 0), min(self.size, tokens - column * self.size))
+        return taken
 
     def check_integrity(self) -> None:
         """Raise AssertionError where pages, their users and the free ones disagree."""

@@ -16,7 +16,7 @@ from distillspec.config import TargetConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_json
 from distillspec.models import LanguageModel, load_draft, load_target
-from distillspec.recipes.osd.arms import ARMS, arms, first_version, run_arm
+from distillspec.recipes.osd.arms import ARMS, VERIFIED, arms, first_version, run_arm
 from distillspec.recipes.osd.bias import share_of_room
 from distillspec.recipes.osd.grid import fill_grid
 from distillspec.recipes.osd.held_out import HeldOutSets, Rows
@@ -27,6 +27,7 @@ from distillspec.recipes.osd.stream import Stream, read_stream, record
 from distillspec.recipes.osd.study import Study, parse_segments
 
 PARTS = ("record", "arms", "offline", "grid")
+USUAL = [name for name in ARMS if name != VERIFIED]
 STATIC = ARMS[0]  # the baseline of all comparisons
 
 
@@ -110,7 +111,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--output", default="runs/study/osd", help="folder of all results")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run (default: all)")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="arms to run (default: all)")
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, default=USUAL, help=f"arms to run (default: all but {VERIFIED})"
+    )
     for name, text in (
         ("requests", "a segment"),
         ("max-tokens", "an answer"),

@@ -32,7 +32,8 @@ OnSegment = Callable[[LanguageModel, Store | None, int], None]
 """Takes the draft, and the store beside it, after the last request of a segment."""
 
 
-ARMS = ("static", "flush", "interval", "drift", "both", "gated", *STORES)
+VERIFIED = "verified"  # learns behind rejected tokens too. Not run unless it is named
+ARMS = ("static", "flush", "interval", "drift", "both", "gated", *STORES, VERIFIED)
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ class Arm:
 def arms(study: Study) -> list[Arm]:
     """Return the arms.
 
-    Static, OSD's flush mode, by interval, on drift, both, both with the gate, and stores beside the static draft.
+    Static, OSD's flush mode, by interval, on drift, both, both with the gate, stores beside the static draft, and by
+    interval from every node that was verified. These are the nodes of the draft that served while the stream was
+    recorded.
     """
     loss = LossConfig(name=study.loss)
 
@@ -68,6 +71,7 @@ def arms(study: Study) -> list[Arm]:
         Arm("both", adapting(every_requests=study.interval, on_drift=True), loss),
         Arm("gated", adapting(every_requests=study.interval, on_drift=True), loss, gated=True),
         *(Arm(store, None, loss, store=store) for store in STORES),
+        Arm(VERIFIED, adapting(every_requests=study.interval, positions="verified"), loss),
     ]
 
 

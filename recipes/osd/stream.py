@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from distillspec.config import DataConfig, EngineConfig, OnlineConfig, ReplayConfig, TargetConfig
+from distillspec.config import AdaptConfig, DataConfig, EngineConfig, OnlineConfig, ReplayConfig, TargetConfig
 from distillspec.data.prompts import read_prompts
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_json
@@ -91,7 +91,7 @@ def read_stream(study: Study, target: LanguageModel) -> Stream:
 
 
 def recording_settings(study: Study) -> OnlineSettings:
-    """Return settings that log everything and train nothing."""
+    """Return settings that log everything, rejected nodes too, and train nothing."""
     return OnlineSettings(
         OnlineConfig(mode="decoupled", folder=str(study.stream)),
         ReplayConfig(
@@ -101,6 +101,7 @@ def recording_settings(study: Study) -> OnlineSettings:
             retention_days=NO_END_DAYS,
             flush_s=10.0,
         ),
+        AdaptConfig(positions="verified"),
         seed=study.seed,
         target=TargetConfig(path=study.target),
     )

@@ -143,6 +143,7 @@ class SequenceState:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    forgotten: bool = False  # its tenant was deleted: nothing of it is kept when it ends
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: RequestStats = field(default_factory=RequestStats)
     prompt_length: int = field(init=False)  # stored, since the scheduler reads it several times a step

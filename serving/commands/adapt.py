@@ -17,9 +17,8 @@ from distillspec.serving.online.judging.evidence import Costs
 from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import log_of
-from distillspec.serving.online.state.layout import OnlineSettings
+from distillspec.serving.online.state.layout import OnlineSettings, lift_quarantine
 from distillspec.serving.online.state.registry import VersionRegistry
-from distillspec.serving.online.state.trainer_states import lift_quarantine
 from distillspec.serving.online.training.process import run_trainer
 from distillspec.serving.online.training.selection import offline_folder
 from distillspec.serving.online.training.tracking import open_tracking

@@ -28,6 +28,7 @@ from distillspec.serving.engine import Engine
 from distillspec.serving.online.bootstrap import first_draft
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
 from distillspec.serving.online.gate.monitor import ServedAcceptance
+from distillspec.serving.online.kept_answers import keep_answers
 from distillspec.serving.online.learning_pool import LearningPool
 from distillspec.serving.online.log.records import LogKey
 from distillspec.serving.online.log.redaction import Redaction
@@ -89,17 +90,17 @@ class Adaptation:
             is_full=lambda: self.replay.full,
             verification=engine.settings.verification,
             device=engine.target.device.type,
+            keeps_rejected=settings.adapt.positions == "verified",
         )
         self.tap.excluded = self.replay.excluded()
-        self._wake = wake or (lambda: None)
+        self._wake, self._redacts = wake or (lambda: None), redact is not None
         self.pool = LearningPool(settings, engine, self.registry, self.replay, self.reporter)
         self.trainer = TrainerLink(settings, self.replay, self.registry, self.reporter)
         self.tap.paused = self.trainer.paused
         used = (self.registry.newest_request(), self.trainer.state().cursor, self.pool.newest_scored())
         self.replay.go_on_from(max(used))  # the log may have been removed
         self._costs = CostKeeper(engine, self.layout.costs)
-        self._busy_s = time.monotonic()
-        self._started_s = time.monotonic()
+        self._busy_s = self._started_s = time.monotonic()
         self._expires_s = self._started_s + EXPIRE_S
         self._lines = 0  # of figures, written so far
         self._stopping = threading.Event()
@@ -130,7 +131,8 @@ class Adaptation:
         if self.paused:
             log.warning("online adaptation is still paused: it logs and learns nothing until somebody resumes it")
         self.writer.start()
-        self.engine.observer = self.observe
+        keep_answers(self.engine, self.layout, self.tap.left_out, redacted=self._redacts)
+        self.engine.observer, self.engine.may_keep = self.observe, self.tap.admits
         # A request's prompt is read in its first step: beside a running trainer that took ten times as long.
         self.engine.before_step = partial(self.trainer.set_busy, True)
         for name, work in (("gatekeeper", self.pool.judge), ("trainer-watch", self._keep_house)):
@@ -140,7 +142,7 @@ class Adaptation:
 
     def stop(self) -> None:
         """Write what was logged and end the trainer. The engine keeps serving its draft."""
-        self.engine.observer = self.engine.before_step = None
+        self.engine.observer = self.engine.before_step = self.engine.may_keep = None
         self._stopping.set()
         for thread in self._threads:
             thread.join()
@@ -209,11 +211,12 @@ class Adaptation:
     def delete_tenant(self, tenant: str) -> int:
         """Delete what was logged of a tenant. Return how many logged answers there were.
 
-        Covered: its running answers and those waiting to be written, shards and manifest, answers that proposers keep,
-        the prompts that idle slots remember (of all tenants), and the result of an update under way.
-        Not covered: earlier versions, exports and backups, values in the KV caches until other text overwrites them,
-        requests that still run, and the tenant's name (in the list of deletions, and with `adapt.drift_by=tenant` in
-        the trainer's state and the figures). Its next requests are logged again: see `exclude_tenant`.
+        Covered: its running answers and those waiting to be written, shards and manifest, what proposers keep in memory
+        and on disk, the prompts that idle slots remember and the values of the KV caches (of all tenants), and the
+        result of an update under way. Of requests that run, nothing is kept when they have ended.
+        Not covered: earlier versions, exports and backups, and the tenant's name (in the list of deletions, and with
+        `adapt.drift_by=tenant` in the trainer's state and the figures). Its next requests are logged again: see
+        `exclude_tenant`.
 
         Raises:
             RunError: the answers are off the list, but bytes stay in files until the next deletion or start.
@@ -227,11 +230,18 @@ class Adaptation:
             self._wake()
 
     def exclude_tenant(self, tenant: str, excluded: bool = True) -> None:
-        """Log nothing of a tenant from now on, after restarts too, or log it again. What is logged stays."""
-        self.replay.exclude_tenant(tenant, excluded)
-        self.tap.excluded = self.replay.excluded()
-        if excluded:
-            self.tap.forget_tenant(tenant)
+        """Log nothing of a tenant from now on, after restarts too, or log it again. What is logged stays.
+
+        Proposers learn nothing of it either, and lose what they have learnt. Raises RunError where a file of it stays.
+        """
+        try:
+            self.replay.exclude_tenant(tenant, excluded)
+        finally:
+            self.tap.excluded = self.replay.excluded()
+            if excluded:
+                self.tap.forget_tenant(tenant)
+                self.engine.forget_tenant(tenant)
+                self._wake()
 
     def stats(self) -> dict[str, Any]:
         """Return every figure as plain values."""

@@ -14,10 +14,9 @@ from distillspec.files import private_folder
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import log_of, owners_now
 from distillspec.serving.online.reporting import Reporter
-from distillspec.serving.online.state.layout import ADDED, OnlineSettings, TrainerControl, TrainerState
+from distillspec.serving.online.state.layout import ADDED, OnlineSettings, TrainerControl, TrainerState, read_states
 from distillspec.serving.online.state.lock import held, is_held
 from distillspec.serving.online.state.registry import VersionRegistry
-from distillspec.serving.online.state.trainer_states import read_states
 from distillspec.serving.online.training.patience import enough_answers, fewest_answers
 from distillspec.serving.online.training.supervisor import Supervisor
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 
-from distillspec.errors import RunError
-from distillspec.files import private_file, private_folder, write_private
+from distillspec.files import private_file, write_private
+from distillspec.serving.base.owner_files import Owner, OwnerFiles, delete_files
 
 log = logging.getLogger(__name__)
 
-Owner = tuple[str, str]  # tenant, cache salt
 ENDING = ".tokens"
 FILES = 1024  # the most that are kept
 MARK = -1  # before each text: MARK, its number of tokens, its tokens
@@ -25,8 +22,7 @@ MARK = -1  # before each text: MARK, its number of tokens, its tokens
 class AnswerFiles:
     """A file of int32 for each owner of texts, a tenant and its cache salt, readable by this account alone.
 
-    Names are hashes, and the size of the vocabulary: ids of another one mean nothing. A text that a crash has cut off
-    ends the file: it and whatever follows are not read.
+    A text that a crash has cut off ends the file: it and whatever follows are not read.
 
     Args:
         others: folders of other stores, whose texts are read too. One that is not there yet has none.
@@ -38,14 +34,7 @@ class AnswerFiles:
     def __init__(self, folder: Path, vocabulary: int, others: Sequence[Path] = ()) -> None:
         self.folder, self.vocabulary = folder, vocabulary
         self.others = [other for other in others if other.resolve() != folder.resolve()]
-        try:
-            private_folder(folder)
-        except OSError as error:
-            raise RunError(f"folder={folder} cannot be used for answers: {error.strerror}") from error
-        if not folder.is_dir():
-            raise RunError(f"folder={folder} cannot be used for answers: it is no folder")
-        for part in folder.glob(f".*{ENDING}.*.tmp"):  # of a process that was killed while it wrote
-            part.unlink(missing_ok=True)
+        self._files = OwnerFiles(folder, vocabulary, ENDING)
 
     def read(self, owner: Owner, limit: int) -> list[list[int]]:
         """Return the newest texts of an owner, of at most `limit` tokens in all, oldest first. Others are removed.
@@ -54,7 +43,7 @@ class AnswerFiles:
 
         Raises OSError if the file cannot be read or written.
         """
-        file = self._file(owner)
+        file = self._files.of(owner)
         texts, whole = _parsed(file)
         kept = self._newest(texts, limit)
         if len(kept) < len(texts) or not whole:
@@ -87,9 +76,9 @@ class AnswerFiles:
 
     def append(self, owner: Owner, text: Sequence[int]) -> None:
         """Add a text. Nothing is forced to the disk: the newest may be lost with the machine. Raises OSError."""
-        file = self._file(owner)
+        file = self._files.of(owner)
         if not file.exists():
-            self._make_room()
+            self._files.make_room(FILES)
         private_file(file)
         size = file.stat().st_size
         try:
@@ -101,37 +90,8 @@ class AnswerFiles:
 
     def delete(self, tenant: str) -> None:
         """Remove all files of a tenant, in other folders too. Raises OSError."""
-        patterns = (f"{_hashed(tenant)}-*{ENDING}", f".{_hashed(tenant)}-*.tmp")
         for folder in (self.folder, *self.others):
-            for file in [file for pattern in patterns for file in folder.glob(pattern)]:
-                file.unlink(missing_ok=True)
-
-    def _make_room(self) -> None:
-        """Remove files where there are too many, as each cache salt has one: of the tenant with most, the oldest."""
-        files = list(self.folder.glob(f"*{ENDING}"))
-        if len(files) >= FILES:
-            files.sort(key=lambda file: file.stat().st_mtime)
-        while len(files) >= FILES:
-            files.pop(first_of_most([_tenant(file) for file in files])).unlink()
-
-    def _file(self, owner: Owner) -> Path:
-        tenant, salt = owner
-        return self.folder / f"{_hashed(tenant)}-{_hashed(salt)}-{self.vocabulary}{ENDING}"
-
-
-def first_of_most(tenants: Sequence[str]) -> int:
-    """Return the place of the first thing of a tenant that has the most: where there are too many, it gives way."""
-    counts = Counter(tenants)
-    most = max(counts.values())
-    return next(place for place, tenant in enumerate(tenants) if counts[tenant] == most)
-
-
-def _tenant(file: Path) -> str:
-    return file.name.split("-", 1)[0]
-
-
-def _hashed(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()[:24]
+            delete_files(folder, tenant, ENDING)
 
 
 def _packed(text: Sequence[int]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -246,6 +247,34 @@ def forget_answers(proposer: object, tenant: str) -> None:
     """Delete what a proposer keeps of a tenant's answers."""
     if isinstance(proposer, KeepsAnswers):
         proposer.forget_tenant(tenant)
+
+
+@runtime_checkable
+class KeepsOnDisk(Protocol):
+    """A proposer that can keep on disk what it has learnt from answers."""
+
+    def keep_in(self, folder: Path, vocabulary: int) -> None:
+        """Keep it in a folder too from now on, by tenant, if there is none yet. Ids are below `vocabulary`.
+
+        Raises RunError if the folder cannot be made.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Write what is not written yet. Waits for the disk, and never raises."""
+        ...
+
+
+def keep_answers(proposer: object, folder: Path, vocabulary: int) -> None:
+    """Let a proposer keep on disk what it has learnt. See `KeepsOnDisk.keep_in`."""
+    if isinstance(proposer, KeepsOnDisk):
+        proposer.keep_in(folder, vocabulary)
+
+
+def flush_answers(proposer: object) -> None:
+    """Write what a proposer keeps and has not written yet."""
+    if isinstance(proposer, KeepsOnDisk):
+        proposer.flush()
 
 
 @runtime_checkable

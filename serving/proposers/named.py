@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from distillspec.config.engine import ONE_HOT, EngineConfig
@@ -227,12 +228,25 @@ def make_recycling(parts: ProposerParts, best: int = 8) -> TokenRecycling:
     return parts.kept["recycling"]
 
 
-def make_ngram(parts: ProposerParts, longest: int = 3, contexts: int = 100_000, least: float = 0.05) -> Ngram:
-    """Propose what followed the last tokens in the tenant's texts. For the options see `Ngram`."""
+def make_ngram(
+    parts: ProposerParts,
+    longest: int = 3,
+    contexts: int = 100_000,
+    least: float = 0.05,
+    folder: str | None = None,
+) -> Ngram:
+    """Propose what followed the last tokens in the tenant's texts so far. For the options see `Ngram`.
+
+    Args:
+        folder: keeps what is learnt. None: memory alone.
+    """
     if "ngram" not in parts.kept:
         settings = parts.settings
         depth, wide = settings.speculation_length, settings.chosen_tree != "off"
-        parts.kept["ngram"] = Ngram(longest, contexts, least, depth=depth, nodes=settings.nodes, wide=wide)
+        found = Ngram(longest, contexts, least, depth=depth, nodes=settings.nodes, wide=wide)
+        if folder is not None:
+            found.keep_in(Path(folder), parts.sampler.columns.width)
+        parts.kept["ngram"] = found
     return parts.kept["ngram"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
+from pathlib import Path as Folder
 from typing import NamedTuple
 
 from distillspec.serving.base.likely import FEW_ROWS, LikelyNodes
@@ -15,8 +16,7 @@ from distillspec.serving.base.tree import NGRAM, ROOT, TokenTree
 from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.calibration import Calibration
 from distillspec.serving.proposers.grown import grown_tree
-from distillspec.serving.proposers.ngram_counts import NgramCounts
-from distillspec.serving.proposers.tenant_tables import TenantTables
+from distillspec.serving.proposers.ngram_tables import NgramTables
 
 OF_PROMPT = 2048  # tokens of a prompt's end that are learnt from
 AT_ONCE = 256  # tokens of a text that are learnt at a time: all of a long prompt would hold a step up
@@ -59,6 +59,9 @@ class Ngram:
         nodes: the most nodes that are named.
         wide: False: chains alone.
 
+    Attributes:
+        tables: the counts by tenant.
+
     Raises:
         ConfigError: `longest` or `contexts` is below 1.
     """
@@ -78,8 +81,7 @@ class Ngram:
     ) -> None:
         self.longest, self.least, self.depth, self.wide = longest, least, depth, wide
         self.nodes = min(nodes, MOST_NODES)
-        self._tables = TenantTables[NgramCounts](lambda _: NgramCounts(longest, contexts))
-        self._tables.make(("", ""))  # refuses impossible options now, not with the first request
+        self.tables = NgramTables(longest, contexts)
         self._read: dict[str, int] = {}  # by sequence, tokens learnt from
         self._outlooks: dict[str, Outlook] = {}  # by sequence
         self._calibration = Calibration()
@@ -103,7 +105,7 @@ class Ngram:
         every = IDLE_EVERY_OF_FEW if self._serves_few else IDLE_EVERY
         if self._idle > IDLE_AFTER and self._idle % every:
             return NONE
-        self._tables.serve(len(self._outlooks))
+        self.tables.serve(len(self._outlooks))
         self._learn(sequence)
         self._follow(sequence.id, 0)
         best = max(self._behind(sequence, ()).values(), default=0.0)
@@ -138,9 +140,20 @@ class Ngram:
             self._read.pop(sequence.id, None)
             self._calibration.forget(sequence.id)
 
+    def keep_in(self, folder: Folder, vocabulary: int) -> None:
+        """Keep counts in a folder too from now on, if there is none yet. Raises RunError if it cannot be made."""
+        self.tables.keep_in(folder, vocabulary)
+
+    def flush(self) -> None:
+        """Write what has changed since it was written."""
+        self.tables.flush()
+
     def forget_tenant(self, tenant: str) -> None:
-        """Delete a tenant's counts. Running answers are learnt from again from here on."""
-        self._tables.forget(tenant)
+        """Delete a tenant's counts, in memory and on disk. Running answers are learnt from again from here on.
+
+        Raises OSError where a file stays.
+        """
+        self.tables.forget(tenant)
         self._outlooks.clear()
 
     def _learn(self, sequence: SequenceState) -> None:
@@ -150,9 +163,7 @@ class Ngram:
         if start >= len(tokens) or not sequence.request.log:
             return
         end = self._read[sequence.id] = min(len(tokens), start + AT_ONCE)
-        table = self._tables.of(sequence.request.cache_key)
-        for place in range(start, end):
-            table.learn(tokens[max(0, place - self.longest) : place], tokens[place])
+        self.tables.learn(sequence.request.cache_key, tokens, start, end)
 
     def _likely(self, sequence: SequenceState) -> LikelyNodes:
         """Return the nodes of the highest chances, best first."""
@@ -203,7 +214,7 @@ class Ngram:
         if drafted not in outlook.behind:
             end = [*sequence.tokens[-self.longest :], *drafted][-self.longest :]
             shares = [
-                (-share, token) for token, share in self._tables.of(sequence.request.cache_key).shares(end).items()
+                (-share, token) for token, share in self.tables.of(sequence.request.cache_key).shares(end).items()
             ]
             outlook.behind[drafted] = {token: -share for share, token in sorted(shares) if -share >= self.least}
         return outlook.behind[drafted]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+import numpy
+
 from distillspec.errors import ConfigError
 
 FOLLOWING = 4  # tokens that are counted behind a context
@@ -72,6 +74,27 @@ class NgramCounts:
             for token, count in counts:
                 found[token] = found.get(token, 0.0) + count / whole
         return found
+
+    def packed(self) -> bytes:
+        """Return the whole table: keys, tokens and their numbers, in this machine's byte order."""
+        return b"".join([part.tobytes() for part in (self._keys, self._tokens, self._seen)])
+
+    def unpack(self, table: bytes, vocabulary: int) -> None:
+        """Take over a table that `packed` returned for the same number of contexts.
+
+        Raises:
+            ValueError: it is none. Nothing is taken over.
+        """
+        parts = [array(part.typecode) for part in (self._keys, self._tokens, self._seen)]
+        for part in parts:
+            size = part.itemsize * self.contexts * (1 if part is parts[0] else FOLLOWING)
+            part.frombytes(table[:size])
+            table = table[size:]
+        keys, tokens = (numpy.frombuffer(part, dtype=part.typecode) for part in parts[:2])
+        whole = not table and len(keys) == self.contexts and len(parts[-1]) == FOLLOWING * self.contexts
+        if not whole or keys.min() < FREE or tokens.min() < 0 or tokens.max() >= vocabulary:
+            raise ValueError("it holds no counts of this vocabulary")
+        self._keys, self._tokens, self._seen = parts
 
     def _outlasts(self, row: int) -> bool:
         """Take a count off each token of a row. Return True if any is left."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from torch import Tensor
 
@@ -19,7 +20,9 @@ from distillspec.serving.proposers.base import (
     EMPTY,
     ProposalRequest,
     Proposer,
+    flush_answers,
     forget_answers,
+    keep_answers,
     keeps_answers,
     most_nodes,
     readers,
@@ -168,6 +171,15 @@ class SideBySide:
         with ExitStack() as calls:
             for proposer in self.proposers.values():
                 calls.callback(forget_answers, proposer, tenant)
+
+    def keep_in(self, folder: Path, vocabulary: int) -> None:
+        """Pass it on to all that can keep what they learn."""
+        for proposer in self.proposers.values():
+            keep_answers(proposer, folder, vocabulary)
+
+    def flush(self) -> None:
+        for proposer in self.proposers.values():
+            flush_answers(proposer)
 
     def release(self) -> None:
         for proposer in self.proposers.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import Option
@@ -54,6 +55,13 @@ class SuffixLookup:
         if sequence.finish_reason in ("stop", "length") and sequence.request.log:
             prompt, answer = sequence.tokens[: sequence.prompt_length], sequence.tokens[sequence.prompt_length :]
             self.store.add(sequence.request.cache_key, prompt, answer)
+
+    def keep_in(self, folder: Path, vocabulary: int) -> None:
+        """Keep answers in a folder too from now on, if there is none yet. Raises RunError if it cannot be made."""
+        self.store.keep_in(folder, vocabulary)
+
+    def flush(self) -> None:
+        """Do nothing: each answer is written when it ends."""
 
     def forget_tenant(self, tenant: str) -> None:
         """Delete what is kept of a tenant's answers. Those that run are taken in when they end."""

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distillspec.errors import ConfigError
-from distillspec.serving.proposers.answer_files import AnswerFiles, Owner
+from distillspec.serving.base.owner_files import EVERYBODY, Owner
+from distillspec.serving.proposers.answer_files import AnswerFiles
 from distillspec.serving.proposers.suffix_index import LONGEST, SuffixIndex
 from distillspec.serving.proposers.tenant_tables import TenantTables
 
 log = logging.getLogger(__name__)
-
-EVERYBODY = ("*", "")  # the owner of a shared store
 
 
 @dataclass
@@ -63,6 +62,15 @@ class SuffixStore:
         self.tokens, self.shared, self.exclude = tokens, shared, frozenset(exclude)
         self._files = None if folder is None else AnswerFiles(Path(folder), vocabulary, list(map(Path, merge)))
         self._held = TenantTables[_Held](self._read)
+
+    def keep_in(self, folder: Path, vocabulary: int) -> None:
+        """Keep the texts of owners in a folder from their next use on, if the store has none yet.
+
+        Raises:
+            RunError: the folder cannot be used.
+        """
+        if self._files is None:
+            self._files = AnswerFiles(folder, vocabulary)
 
     def index(self, owner: Owner) -> SuffixIndex:
         """Return an owner's texts, read from the folder at first."""

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from distillspec.serving.proposers.answer_files import Owner, first_of_most
+from distillspec.serving.base.owner_files import Owner, first_of_most
 
 OWNERS = 64  # whose tables are kept
 
@@ -36,6 +36,10 @@ class TenantTables(Generic[Table]):
             self._tables[owner] = self.make(owner)
         self._tables.move_to_end(owner)
         return self._tables[owner]
+
+    def holds(self, owner: Owner) -> bool:
+        """Return True if an owner has a table now."""
+        return owner in self._tables
 
     def serve(self, sequences: int) -> None:
         """Hold tables for as many owners as may be served at a time: each step asks for all of them."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
-from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,34 +15,16 @@ from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestOutput, SequenceState, Status
 from distillspec.serving.execution.kv_cache import Drop, Move, Prefix, SlotPool
 from distillspec.serving.sequences.deltas import Deltas
+from distillspec.serving.base.outputs import delta, output
+from distillspec.serving.base.params import SamplingParams
+from distillspec.serving.base.requests import Request, RequestOutput, SequenceDelta, SequenceState, Status
+from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.sequences.detokenize import Detokenizer
 from distillspec.serving.sequences.prefixes import Prefixes
+from distillspec.serving.sequences.request_check import bad_words
 from distillspec.serving.sequences.scheduler import Limits, SchedulePlan, reservation, urgency
+from distillspec.serving.sequences.slot_follower import SlotFollower
 from distillspec.serving.sequences.turns import TenantTurns
-
-
-class SlotFollower(Protocol):
-    """Caches of the slots, which follow what happens to them."""
-
-    def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
-        """Learn that a sequence has a slot. `prefix` of another's text is copied into it next."""
-        ...
-
-    def leave_slot(self, sequence: SequenceState) -> None:
-        """Learn that a sequence is about to lose its slot, or ends without one."""
-        ...
-
-    def copy(self, moves: Sequence[Move]) -> None:
-        """Copy prefixes from slot to slot."""
-        ...
-
-    def drop(self, drops: Sequence[Drop]) -> None:
-        """Give memory back."""
-        ...
-
-    def clear(self, slot: int) -> None:
-        """Clear a slot whose values were never checked for NaN."""
-        ...
 
 
 class SequenceManager:
@@ -77,6 +59,8 @@ class SequenceManager:
         self._groups: dict[str, list[SequenceState]] = {}  # request id → its answers
         self._arrivals, self._turns = 0, TenantTurns()
         self.deltas = Deltas()
+        self.unwiped = False  # True: the text of a deleted tenant may be in the caches, and nobody reads it
+        self.deltas: list[SequenceDelta] = []
         self.done: list[RequestOutput] = []
 
     @property
@@ -110,25 +94,8 @@ class SequenceManager:
         self._groups[request.id] = group
 
     def bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Return the bad words as token sequences, each spelt as at the start of a text and as after a space.
-
-        Callable from any thread.
-
-        Raises:
-            ConfigError: the tokenizer cannot encode a word, or the model has no tokenizer.
-        """
-        if self.tokenizer is None:
-            params.check_needs_no_text()
-        if self.tokenizer is None or not params.bad_words:
-            return params.banned_ids
-        words = set(params.banned_ids)
-        for word in params.bad_words:
-            for spelt in (word, f" {word.lstrip()}"):
-                try:
-                    words.add(tuple(self.tokenizer.encode(spelt, add_special_tokens=False)))
-                except (TypeError, UnicodeError) as error:
-                    raise ConfigError(f"bad_words: the tokenizer cannot read {word!r}; give plain text") from error
-        return tuple(sorted(words - {()}))  # a tokenizer may make nothing of a word
+        """See `request_check.bad_words`. Callable from any thread."""
+        return bad_words(params, self.tokenizer)
 
     def follow(self, schedule: SchedulePlan, now: float) -> None:
         """Preempt and admit as scheduled, and reserve room for the next step of all running sequences."""
@@ -240,6 +207,24 @@ class SequenceManager:
         """Return the requests that have finished since the last call."""
         done, self.done = tuple(self.done), []
         return done
+    def forget_tenant(self, tenant: str) -> None:
+        """Mark what a tenant runs, so that nothing of it is kept when it has ended. `wipe` is due then, and now."""
+        for sequence in self.unfinished.values():
+            if sequence.request.tenant == tenant:
+                sequence.request, sequence.forgotten = replace(sequence.request, log=False), True
+        self.unwiped = True
+
+    def wipe(self) -> None:
+        """Forget the texts of free slots, and zero what no running text takes in the caches. Call between steps."""
+        self.unwiped = False
+        self.forget_free()
+        self.caches.wipe({sequence.held_slot: len(sequence.tokens) for sequence in self.running})
+
+    def take_results(self) -> tuple[tuple[SequenceDelta, ...], tuple[RequestOutput, ...]]:
+        """Return deltas and finished requests since the last call."""
+        results = tuple(self.deltas), tuple(self.done)
+        self.deltas, self.done = [], []
+        return results
 
     def check_integrity(self) -> None:
         """Raise AssertionError where slots, sequences and statuses disagree."""
@@ -295,6 +280,7 @@ class SequenceManager:
             self.pool.forget(sequence.slot)
         self.caches.leave_slot(sequence)
         self.pool.release(sequence.slot)
-        if not self.prefixes.reuse and sequence.params.n == 1:
+        if sequence.forgotten or (not self.prefixes.reuse and sequence.params.n == 1):
             self.pool.forget(sequence.slot)
         sequence.slot, sequence.computed = None, 0
+        self.unwiped = self.unwiped or sequence.forgotten

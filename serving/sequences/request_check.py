@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from distillspec.errors import ConfigError
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestRefused
 from distillspec.serving.sequences.scheduler import Limits
@@ -73,3 +74,23 @@ def _excluded(params: SamplingParams, stop_ids: Sequence[int], bad_words: Sequen
         f"allowed_token_ids={list(params.allowed_token_ids)[:8]} are all bad words, or stop tokens before "
         f"min_tokens={params.min_tokens}, so nothing may be written; allow another id"
     )
+
+
+def bad_words(params: SamplingParams, tokenizer: PreTrainedTokenizerBase | None) -> tuple[tuple[int, ...], ...]:
+    """Return the bad words as token sequences, each spelt as at the start of a text and as after a space.
+
+    Raises:
+        ConfigError: the tokenizer cannot encode a word, or the model has no tokenizer.
+    """
+    if tokenizer is None:
+        params.check_needs_no_text()
+    if tokenizer is None or not params.bad_words:
+        return params.banned_ids
+    words = set(params.banned_ids)
+    for word in params.bad_words:
+        for spelt in (word, f" {word.lstrip()}"):
+            try:
+                words.add(tuple(tokenizer.encode(spelt, add_special_tokens=False)))
+            except (TypeError, UnicodeError) as error:
+                raise ConfigError(f"bad_words: the tokenizer cannot read {word!r}; give plain text") from error
+    return tuple(sorted(words - {()}))  # a tokenizer may make nothing of a word

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
 from random import Random
@@ -138,6 +138,9 @@ class SimulatedExecutor:
         """There is no cache."""
 
     def clear(self, slot: int) -> None:
+        """There is no cache."""
+
+    def wipe(self, texts: Mapping[int, int]) -> None:
         """There is no cache."""
 
     def release(self) -> None:

@@ -82,6 +82,7 @@ class EngineCore:
         self._known: set[str] = set()
         self.before_step: Callable[[], None] | None = None
         self.meanwhile: Callable[[], None] | None = None
+        self.may_keep: Callable[[str], bool] | None = None
         self._submitting = Lock()  # `step` never takes it
 
     @property
@@ -97,6 +98,8 @@ class EngineCore:
             ConfigError: its parameters name tokens that do not exist.
         """
         now = self.clock()  # deadlines and times count from here, not from the next step
+        if self.may_keep is not None and not self.may_keep(request.tenant):
+            request = replace(request, log=False)
         bad_words = self.sequences.bad_words(request.params)
         with self._submitting:
             self.check(request)
@@ -133,6 +136,16 @@ class EngineCore:
         extra = max(planned, self.executor.most_nodes(lookahead)) - lookahead
         self.sequences.limits = replace(self.limits, lookahead=lookahead, extra=extra)
 
+    def read_again(self) -> None:
+        """Forget all that slots hold, between steps. Running sequences are read again from their start."""
+        self.sequences.recover(self.clock())
+
+    def wipe(self) -> None:
+        """Zero what no running text takes in the caches, and drop the last step, whose rows hold prompts."""
+        self.sequences.wipe()
+        self._observe()
+        self.last_result = None
+
     def draft_changed(self, acceptance: float | None = None) -> None:
         """Learn that the executor drafts with something else from now on. See `LengthController.draft_changed`."""
         self._observe()
@@ -148,9 +161,9 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """True while requests are unfinished, messages are queued, or a failed step has left outputs to deliver."""
+        """True while requests are unfinished, messages or outputs wait, or a deleted tenant's values are in caches."""
         sequences = self.sequences
-        return bool(self._messages or sequences.unfinished or sequences.done or sequences.deltas)
+        return bool(self._messages or sequences.unfinished or sequences.done or sequences.deltas or sequences.unwiped)
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
@@ -161,6 +174,9 @@ class EngineCore:
     def _step(self, timer: StepTimer) -> StepOutput:
         for _ in range(len(self._messages)):  # messages queued from here on wait for the next step
             self._messages.popleft().run()
+            self._messages.popleft()()
+        if self.sequences.unwiped:
+            self.wipe()
         self.sequences.end_expired(timer.started)
         self.sequences.deltas.text_later = self.meanwhile is not None and self.executor.overlaps
         begin = self.before_step  # another thread may take it away

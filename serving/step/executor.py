@@ -11,7 +11,8 @@ from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.plans import Plan
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import BatchView, Option
-from distillspec.serving.sequences.manager import SequenceManager, SlotFollower
+from distillspec.serving.sequences.manager import SequenceManager
+from distillspec.serving.sequences.slot_follower import SlotFollower
 from distillspec.serving.step.micro_batches import split
 from distillspec.serving.step.timer import StepTimer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache
+from distillspec.models.wiping import wipe
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import ANYTHING, NOTHING, Option
@@ -190,6 +191,10 @@ class ModelExecutor:
 
     def clear(self, slot: int) -> None:
         self.runner.cache.clear(slot)
+
+    def wipe(self, texts: Mapping[int, int]) -> None:
+        for cache in self._caches():
+            wipe(cache, texts)
 
     def release(self) -> None:
         self._thread.stop()

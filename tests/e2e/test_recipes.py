@@ -244,7 +244,7 @@ def static_draft(tmp_path: Path) -> Path:
 def osd_arguments(prompts: Path, draft: Path) -> list[str]:
     amounts = "--requests 8 --max-tokens 12 --slots 4 --interval 6 --flush 3 --held-out 0.4 --exam-requests 2"
     learning = "--epochs 4 --learning-rate 2e-3 --batch-tokens 128 --loss fkl --fractions 1 --grid-losses fkl"
-    segments = f"--segments sums={prompts} words={prompts} sums --grid-intervals 4 --arms flush interval"
+    segments = f"--segments sums={prompts} words={prompts} sums --grid-intervals 4 --arms flush interval verified"
     return f"osd --target tiny --draft {draft} --output out {amounts} {learning} {segments}".split()
 
 
@@ -260,7 +260,7 @@ def test_the_osd_study_trains_its_arms_on_one_recorded_stream(
     assert osd.main() == 0
     figures = json.loads(Path("out/results.json").read_text())
     arms = figures["arms"]
-    assert set(arms) == {"static", "flush", "interval"}
+    assert set(arms) == {"static", "flush", "interval", "verified"}
     assert all(len(arm["requests"]) == 24 for arm in arms.values())
     # Nobody is judged on what it has learnt: until its first update an arm is the static draft, to the digit.
     first = arms["flush"]["updates_after"][0][0]
@@ -276,7 +276,9 @@ def test_the_osd_study_trains_its_arms_on_one_recorded_stream(
     assert figures["grid"]["fkl-rejected-4"]["training_tokens"] < figures["grid"]["fkl-all-4"]["training_tokens"]
     assert all(Path("out", name).stat().st_size > 1000 for name in ("acceptance.png", "offline.png"))
 
-    interval = json.loads(Path("out/arms/interval.json").read_text())
+    interval, verified = (json.loads(Path(f"out/arms/{name}.json").read_text()) for name in ("interval", "verified"))
+    learnt = [sum(update["tokens"] for update in arm["updates"]) for arm in (interval, verified)]
+    assert learnt[0] < learnt[1], "what follows rejected tokens is learnt too"
     Path("out/arms/interval.json").unlink()  # as if it had been cut off
     capsys.readouterr()
     assert osd.main() == 0

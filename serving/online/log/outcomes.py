@@ -1,9 +1,10 @@
-"""Outcomes of a window for the draft model: its token at each emitted position."""
+"""Outcomes of a window: the draft model's token at each emitted position, and drafted tokens that are no text."""
 
 from __future__ import annotations
 
 from distillspec.serving.base.tree import ROOT
 from distillspec.serving.online.log.records import ACCEPTED, BONUS, PLAIN, REJECTED
+from distillspec.serving.online.log.rejected_nodes import RejectedNode
 from distillspec.serving.online.log.signal import LoggedDraft
 from distillspec.serving.step.commit import Emission
 
@@ -25,3 +26,28 @@ def drafted_at(emission: Emission, place: int) -> LoggedDraft:
     if rejected is None:
         return LoggedDraft(PLAIN if groups else BONUS)
     return LoggedDraft(REJECTED, tree.tokens[rejected.nodes[0]], rejected.drawn_from, rejected.row)
+
+
+def rejected_in(emission: Emission) -> list[RejectedNode]:
+    """Return the nodes of a step's tree that are no part of the text, parents first.
+
+    Where a node of another source names the same token as the text does, the text goes on behind it.
+    """
+    sequence, tree = emission.sequence, emission.tree
+    before, first = sequence.output_length - len(emission.rows), emission.rows[0]
+    response = sequence.tokens[sequence.prompt_length :]
+    of_text = {ROOT: before} | {node: before + place for place, node in enumerate(emission.path, 1)}
+    found, numbers = list[RejectedNode](), dict[int, int]()
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        place = of_text.get(parent)
+        if node in of_text:
+            continue
+        if place is not None and response[place : place + 1] == [token]:
+            of_text[node] = place + 1
+        elif place is None or place <= len(response):  # the path may go on behind a stop token
+            if place is None and parent not in numbers:
+                continue
+            above = ROOT if place is not None else numbers[parent]
+            numbers[node] = len(found)
+            found.append(RejectedNode(found[above].place if place is None else place, above, token, first + 1 + node))
+    return found

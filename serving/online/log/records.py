@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from distillspec.serving.online.log.rejected_nodes import RejectedNodes
 from distillspec.signals import TeacherSignal
 from distillspec.types import ModelIdentity, RecordedStates, Sample, SamplingPolicy
 
@@ -53,6 +54,7 @@ class LoggedAnswer:
     draft_versions: tuple[str, ...]  # distinct, in order of use. "": no draft, or a prompt lookup.
     version_of: Tensor  # [R] uint8: index into `draft_versions`
     states: RecordedStates | None = None  # of the target, for drafts that read some
+    nodes: RejectedNodes | None = None  # drafted tokens that were not accepted, with adapt.positions=verified
 
     def __len__(self) -> int:
         return len(self.response_ids)

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,6 @@ from torch import Tensor
 from distillspec.serving.online.log.records import PLAIN, LoggedAnswer
 from distillspec.serving.online.log.shard import ROW_FIELDS
 from distillspec.signals import TeacherSignal
-from distillspec.types import RecordedStates
 
 Redaction = Callable[[LoggedAnswer], LoggedAnswer | None]
 """Takes an answer before it is written. Returns the part that may be kept, or None."""
@@ -47,7 +47,7 @@ def redacted(answer: LoggedAnswer, hook: Redaction, vocab_size: int) -> LoggedAn
         return None
     _check(answer, kept, vocab_size)
     kept = _cut(kept, _aligned(answer, kept))
-    kept = replace(kept, finished=kept.finished and len(kept) == len(answer), states=_states(answer, kept))
+    kept = replace(kept, finished=kept.finished and len(kept) == len(answer), **_of_whole_text(answer, kept))
     return _without_ids(answer, kept) if kept.prompt_ids and kept.response_ids else None
 
 
@@ -90,10 +90,16 @@ def _cut(answer: LoggedAnswer, tokens: int) -> LoggedAnswer:
     )
 
 
-def _states(answer: LoggedAnswer, kept: LoggedAnswer) -> RecordedStates | None:
-    """Return the target's states if the text is as it was: what is taken out can be read from those of later tokens."""
+def _of_whole_text(answer: LoggedAnswer, kept: LoggedAnswer) -> dict[str, Any]:
+    """Return states and rejected nodes if the text is as it was.
+
+    What is taken out can be read from the states of later tokens, and from what was drafted in its place.
+    """
     same = (kept.prompt_ids, kept.response_ids) == (answer.prompt_ids, answer.response_ids)
-    return answer.states if same and kept.states is not None else None
+    return {
+        "states": answer.states if same and kept.states is not None else None,
+        "nodes": answer.nodes if same and kept.nodes is not None else None,
+    }
 
 
 def _without_ids(answer: LoggedAnswer, kept: LoggedAnswer) -> LoggedAnswer:

@@ -17,12 +17,13 @@ from typing import Any
 from distillspec.config import ReplayConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_private
+from distillspec.serving.base.owner_files import EVERYBODY, delete_files
 from distillspec.serving.online.log.deletions import Deletions
 from distillspec.serving.online.log.manifest import DraftedText, Manifest
 from distillspec.serving.online.log.records import LogEntry, LoggedAnswer, LogKey
 from distillspec.serving.online.log.retention import Retention
 from distillspec.serving.online.log.shard_files import ShardFiles
-from distillspec.serving.online.state.layout import MANIFEST
+from distillspec.serving.online.state.layout import ANSWERS, MANIFEST
 from distillspec.serving.online.state.lock import held
 
 
@@ -125,15 +126,23 @@ class ReplayLog:
             self._retention.make_room()
 
     def exclude_tenant(self, tenant: str, excluded: bool = True) -> None:
-        """Log no answer of a tenant from now on, in any process, until this is taken back. What is logged stays."""
+        """Log no answer of a tenant from now on, in any process, until this is taken back. What is logged stays.
+
+        What proposers have on disk of the tenant alone is removed.
+
+        Raises:
+            RunError: such a file stays. The tenant is excluded.
+        """
         self.manifest.exclude(tenant, excluded)
+        if excluded:
+            self._delete_answers(tenant)
 
     def excluded(self) -> set[str]:
         """Return the tenants that `exclude_tenant` keeps out."""
         return self.manifest.excluded()
 
     def delete_tenant(self, tenant: str) -> int:
-        """Delete a tenant's answers from shards and manifest. Return how many were listed.
+        """Delete a tenant's answers from shards and manifest, and what proposers have on disk. Return the listed ones.
 
         They are off the list at once. If a crash, a full disk or a busy reader keeps their bytes in files, the next
         `reconcile` or deletion, of any tenant, removes them. The tenant's name stays in the list of deletions. Files
@@ -143,7 +152,9 @@ class ReplayLog:
             RunError: bytes are left in files for now.
         """
         with self._changing():
-            return self._deletions.delete(tenant)
+            count = self._deletions.delete(tenant)
+        self._delete_answers(tenant, EVERYBODY[0])  # in what all share they cannot be told apart
+        return count
 
     @contextmanager
     def still_there(self, entries: Sequence[LogEntry]) -> Iterator[None]:
@@ -233,6 +244,13 @@ class ReplayLog:
 
     def close(self) -> None:
         self.manifest.close()
+
+    def _delete_answers(self, *tenants: str) -> None:
+        try:
+            for tenant in tenants:
+                delete_files(self.folder.parent / ANSWERS, tenant)
+        except OSError as error:
+            raise RunError(f"what proposers keep of a tenant stays in {error.filename}: {error.strerror}") from error
 
     def _changing(self) -> AbstractContextManager[None]:
         return held(self.folder / CHANGING)

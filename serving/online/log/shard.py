@@ -15,6 +15,7 @@ from distillspec.data.shard_schema import Columns
 from distillspec.data.shard_signal import signal_columns, signal_of
 from distillspec.data.shard_states import state_columns, states_of
 from distillspec.serving.online.log.records import LoggedAnswer, LogKey
+from distillspec.serving.online.log.rejected_nodes import node_columns, nodes_of
 from distillspec.signals import TeacherSignal
 from distillspec.types import SamplingPolicy
 
@@ -33,7 +34,8 @@ def save_shard(path: Path, answers: Sequence[LoggedAnswer], key: LogKey) -> None
     """
     own = [{**{name: getattr(a, name) for name in METADATA_FIELDS}, "policy": asdict(a.policy)} for a in answers]
     states, shared = state_columns([answer.states for answer in answers])
-    columns = [_columns(answer) | features for answer, features in zip(answers, states, strict=True)]
+    nodes = node_columns([answer.nodes for answer in answers])
+    columns = [_columns(answer) | own | more for answer, own, more in zip(answers, states, nodes, strict=True)]
     write_shard(path, columns, ShardMetadata(own, {"key": asdict(key), "signal_kind": "topk", **shared}))
 
 
@@ -84,5 +86,6 @@ def _answer(columns: Columns, own: dict[str, Any], common: dict[str, Any]) -> Lo
         response_ids=tuple(columns["response_tokens"].tolist()),
         signal=signal,
         states=states_of(columns, common),
+        nodes=nodes_of(columns),
         **rows,
     )

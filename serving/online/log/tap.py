@@ -19,8 +19,9 @@ from torch import Tensor
 from distillspec.config import ReplayConfig
 from distillspec.config.engine import EXACT
 from distillspec.serving.base.requests import CompletionOutput, Request, RequestOutput
-from distillspec.serving.online.log.outcomes import drafted_at
-from distillspec.serving.online.log.records import LoggedAnswer, share_of
+from distillspec.serving.online.log.outcomes import drafted_at, rejected_in
+from distillspec.serving.online.log.records import PLAIN, LoggedAnswer, share_of
+from distillspec.serving.online.log.rejected_nodes import ENTRIES, RejectedNode, RejectedNodes, collected
 from distillspec.serving.online.log.signal import LoggedDraft, Packed, read, record
 from distillspec.serving.online.log.tenant_cap import TenantCap
 from distillspec.serving.step.commit import Emission
@@ -40,6 +41,8 @@ class _Running:
     versions: list[str] = field(default_factory=list)
     version_of: list[int] = field(default_factory=list)
     states: RecordedStates | None = None
+    nodes: list[RejectedNode] = field(default_factory=list)
+    node_pieces: list[tuple[Packed, int, int]] = field(default_factory=list)
 
 
 class ReplayTap:
@@ -51,6 +54,7 @@ class ReplayTap:
         is_full: returns True if new answers replace others in the log.
         verification: of the engine. The text of a lossy one is not the target's, and judges no draft.
         device: of the target.
+        keeps_rejected: keep what the target gave behind drafted tokens that it did not accept, too.
     """
 
     def __init__(
@@ -61,10 +65,11 @@ class ReplayTap:
         is_full: Callable[[], bool] = lambda: False,
         verification: str = "exact",
         device: str = "cpu",
+        keeps_rejected: bool = False,
     ) -> None:
         self.config, self.queue, self.clock, self.is_full = config, queue, clock, is_full
         self._exact = verification in EXACT
-        self._precision = config.state_precision(device)
+        self._precision, self._keeps_rejected = config.state_precision(device), keeps_rejected
         self.excluded: set[str] = set()  # tenants, beside those of the settings
         self.paused = False
         self.wanting = False  # text is waited for: all requests are logged, and not `replay.share` of them
@@ -83,6 +88,8 @@ class ReplayTap:
                 logged = [(e, answer) for e in emissions if e.rows and (answer := self._find(e)) is not None]
                 if logged:
                     self._record(logged, logits)
+                    if self._keeps_rejected:
+                        self._record_rejected(logged, logits)
             except Exception:
                 self.counters["errors"] += 1
                 self._drop_all([(e.sequence.request.id, e.sequence.index) for e in emissions])
@@ -137,9 +144,18 @@ class ReplayTap:
             return None
         return self._running[key]
 
+    @property
+    def left_out(self) -> set[str]:
+        """Tenants of which nothing is logged, by the settings or by hand."""
+        return {*self.config.exclude_tenants, *self.excluded}
+
+    def admits(self, tenant: str) -> bool:
+        """Return True if answers of a tenant may be kept now. Any thread may ask."""
+        return not self.paused and tenant not in self.left_out
+
     def _is_logged(self, request: Request) -> bool:
         config = self.config
-        if self.paused or not request.log or request.tenant in {*config.exclude_tenants, *self.excluded}:
+        if not request.log or not self.admits(request.tenant):
             return False
         if not self.wanting and share_of(request.id, "log") >= config.share:
             return False
@@ -168,6 +184,20 @@ class ReplayTap:
             first = last
             if emission.sequence.finish_reason is not None:
                 answer.states = self._states(emission)
+
+    def _record_rejected(self, logged: Sequence[tuple[Emission, _Running]], logits: Tensor) -> None:
+        found = [(rejected_in(emission), answer) for emission, answer in logged]
+        rows = [node.row for nodes, _ in found for node in nodes]
+        if not rows:
+            return
+        count, entries = len(rows), min(ENTRIES, self.config.entries)
+        packed = record(logits, rows, [0] * count, [None] * count, [LoggedDraft(PLAIN)] * count, entries)
+        first = 0
+        for nodes, answer in found:
+            before, last = len(answer.nodes), first + len(nodes)
+            answer.nodes += [own._replace(parent=own.parent + before if own.parent >= 0 else -1) for own in nodes]
+            answer.node_pieces.append((packed, first, last))
+            first = last
 
     def _states(self, emission: Emission) -> RecordedStates | None:
         """Return the target's states of an answer that has ended."""
@@ -219,6 +249,7 @@ class ReplayTap:
             draft_versions=tuple(answer.versions),
             version_of=torch.tensor([min(v, 255) for v in answer.version_of], dtype=torch.uint8),
             states=answer.states,
+            nodes=_rejected(answer),
         )
 
     def _drop_all(self, keys: Sequence[tuple[str, int]]) -> None:
@@ -227,3 +258,11 @@ class ReplayTap:
             if answer is not None:
                 self.waiting_tokens -= len(answer.drafted)
             self._skipped.add(key)
+
+
+def _rejected(answer: _Running) -> RejectedNodes | None:
+    """Return the drafted tokens of an answer that were not accepted, None without any."""
+    if not answer.nodes:
+        return None
+    rows = read(answer.node_pieces)
+    return collected(answer.nodes, TeacherSignal("topk", rows.ids, rows.logprobs, rows.tail))

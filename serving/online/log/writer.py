@@ -112,6 +112,7 @@ class LogWriter:
                         return
             if answers:
                 self._write(self._redacted(answers))
+                answers.clear()  # they would be held until the next ones come
 
     def _count(self) -> None:
         """Count what waits. The caller holds the lock."""

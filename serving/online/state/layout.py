@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from distillspec.files import private_folder, write_json
 from distillspec.serving.online.state.version import ONLY
 
 REGISTRY, MANIFEST = "registry.sqlite", "manifest.sqlite"  # of the versions and of the replay log
+ANSWERS = "answers"  # folder of what proposers without a model keep, beside the log
 
 LOG_BYTES = 64 << 20  # of a log of figures or of what the trainer says, and of the one before it: weeks
 
@@ -57,6 +58,10 @@ class Layout:
     @property
     def replay(self) -> Path:
         return self.root / "replay"
+
+    @property
+    def answers(self) -> Path:
+        return self.root / ANSWERS
 
     @property
     def versions(self) -> Path:
@@ -204,6 +209,19 @@ class TrainerState(_Message):
             quarantined=stuck[0] if len(stuck) == len(states) else None,
             drift={cluster: pair for state in states for cluster, pair in state.drift.items()},
         )
+
+
+def read_states(layout: Layout, members: Iterable[str]) -> TrainerState:
+    """Return the state of the trainer of these drafts together."""
+    return TrainerState.sum_of([TrainerState.read(layout.of(member).state) for member in members])
+
+
+def lift_quarantine(layout: Layout, members: Iterable[str]) -> None:
+    """Let every draft be trained again. The operator has looked into it."""
+    for path in [layout.of(member).state for member in members]:
+        state = TrainerState.read(path)
+        if state.quarantined:
+            state.with_(quarantined=None, bad_updates=0, working=None).write(path)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,16 @@
-"""Drift detector: compares short and long averages of acceptance, by domain or tenant."""
+"""Drift of the traffic: short and long averages of acceptance by domain or tenant, over every logged answer once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from distillspec.config import AdaptConfig
+from distillspec.serving.online.log.records import LogEntry
+from distillspec.serving.online.log.replay_log import ReplayLog
+
 SHORT, LONG = 24.0, 240.0  # requests over which the weights decay by a factor e
 SETTLED = 48  # requests of a cluster before its averages are compared
+LOOK_BACK = 1024  # answers. Earlier ones no longer weigh in the long average.
 
 
 @dataclass
@@ -56,6 +61,40 @@ class DriftDetector:
         """Take the present α as the new long average. An update answers a drop only once."""
         for averages in self._clusters.values():
             averages.long, averages.count = averages.short, 0
+
+
+class DriftWatch:
+    """The detector's way through the log. Nothing is learnt here.
+
+    Args:
+        cursor: number of the last answer that an update has learnt from. It answered any drop until then.
+
+    Attributes:
+        drifted: True if acceptance has dropped since the last update.
+    """
+
+    def __init__(self, config: AdaptConfig, replay: ReplayLog, cursor: int) -> None:
+        self.config, self.replay, self.drifted = config, replay, False
+        self.detector = DriftDetector(config.drift_drop)
+        for entry in replay.entries(after=max(0, cursor - LOOK_BACK), up_to=cursor):
+            self._add(entry)
+        self.detector.restart()
+        self._followed = cursor
+
+    def follow(self) -> None:
+        """Take the answers that are new."""
+        for entry in self.replay.entries(after=self._followed):
+            self.drifted |= self._add(entry)
+            self._followed = entry.number
+
+    def restart(self) -> None:
+        """Note an update."""
+        self.drifted = False
+        self.detector.restart()
+
+    def _add(self, entry: LogEntry) -> bool:
+        cluster = entry.tenant if self.config.drift_by == "tenant" else entry.domain
+        return self.detector.add(cluster, entry.tried, entry.accepted)
 
 
 def _decayed(sums: tuple[float, float], span: float, accepted: int, tried: int) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from distillspec.data.packing import collate, plan_epoch
 from distillspec.errors import RunError
 from distillspec.models import LanguageModel
 from distillspec.serving.online.log.records import ACCEPTED, PLAIN, REJECTED, LoggedAnswer
+from distillspec.serving.online.training.branches import branches_of
 from distillspec.serving.online.training.selection import Selection
 from distillspec.training.state_store import StateStore
 from distillspec.types import Sample, TokenBatch
@@ -26,6 +27,7 @@ class TrainingExample:
     sample: Sample
     weights: Tensor  # [R] float32
     scale: float = 1.0  # multiplies all of them: the tenant's weight
+    is_text: bool = True  # False: it follows drafted tokens that were not accepted
 
 
 class ExampleBatch(NamedTuple):
@@ -43,7 +45,7 @@ def training_example_of(answer: LoggedAnswer, config: AdaptConfig, scale: float 
     rejected, so that a draft too poor to be used can still learn.
     """
     outcomes = answer.outcomes
-    if config.positions == "all":
+    if config.positions in ("all", "verified"):
         weights = torch.ones(len(answer))
     elif config.positions == "rejected":
         weights = ((outcomes == REJECTED) | (outcomes == PLAIN)).float()
@@ -55,6 +57,8 @@ def training_example_of(answer: LoggedAnswer, config: AdaptConfig, scale: float 
 def examples_of(chosen: Selection, answers: Sequence[LoggedAnswer], config: AdaptConfig) -> list[TrainingExample]:
     """Return the examples of an update: the logged `answers` that it chose, and its offline samples.
 
+    With `adapt.positions=verified` what follows drafted tokens that were not accepted comes too, where it is logged.
+
     Raises:
         RunError: there are no answers any more.
     """
@@ -63,6 +67,9 @@ def examples_of(chosen: Selection, answers: Sequence[LoggedAnswer], config: Adap
             "the chosen answers were deleted from the log, so nothing is learnt; the next update takes newer ones"
         )
     examples = [training_example_of(answer, config, chosen.weights[answer.tenant]) for answer in answers]
+    if config.positions == "verified":
+        found = branches_of(answers, chosen.weights, seed=chosen.logged[-1].number)
+        examples += [TrainingExample(*branch, is_text=False) for branch in found]
     return examples + [TrainingExample(sample, torch.ones(len(sample.response_ids))) for sample in chosen.offline]
 
 

@@ -27,15 +27,17 @@ def newest_within(
 ) -> list[T]:
     """Return the newest items that fit into `room`, in order, shared out among tenants.
 
-    Max-min fairness: the next item comes from the tenant whose sum stays smallest with it, its newest first. A tenant
-    with little keeps all of it. If no item fits, the newest is returned.
+    First comes the newest item of each tenant, the newest tenant first: one whose items are long gets its turn too,
+    however many others there are. Then max-min fairness: the next item comes from the tenant whose sum stays smallest
+    with it, its newest first. A tenant with little keeps all of it. If no item fits, the newest is returned.
     """
     newest_first = items[::-1]
     sums: dict[str, float] = {}
-    order: list[tuple[float, int]] = []  # the sum of a tenant's items up to this one, and its place
+    order: list[tuple[float, int]] = []  # the sum of a tenant's items up to this one, 0 for its first, and its place
     for place, item in enumerate(newest_first):
-        sums[tenant(item)] = sums.get(tenant(item), 0.0) + size(item)
-        order.append((sums[tenant(item)], place))
+        before = sums.get(tenant(item), 0.0)
+        sums[tenant(item)] = before + size(item)
+        order.append((sums[tenant(item)] if before else 0.0, place))
     kept: list[int] = []
     full: set[str] = set()
     for _, place in sorted(order):

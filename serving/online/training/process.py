@@ -18,10 +18,9 @@ from distillspec.errors import ConfigError, RunError, in_one_line, is_out_of_mem
 from distillspec.files import OTHERS, write_json
 from distillspec.models.memory import free_unused
 from distillspec.serving.online.judging.question import candidate_question
-from distillspec.serving.online.state.layout import Layout, OnlineSettings
+from distillspec.serving.online.state.layout import Layout, OnlineSettings, read_states
 from distillspec.serving.online.state.lock import Occupied, held
 from distillspec.serving.online.state.registry import VersionRegistry
-from distillspec.serving.online.state.trainer_states import read_states
 from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.training.heartbeat import beating
 from distillspec.serving.online.training.tracking import open_tracking

@@ -17,9 +17,14 @@ import torch
 
 from distillspec.files import private_file, private_folder
 from distillspec.serving.online.log.replay_log import CHANGING
-from distillspec.serving.online.state.layout import LOG_BYTES, OnlineSettings, TrainerState
+from distillspec.serving.online.state.layout import (
+    LOG_BYTES,
+    OnlineSettings,
+    TrainerState,
+    lift_quarantine,
+    read_states,
+)
 from distillspec.serving.online.state.lock import is_held
-from distillspec.serving.online.state.trainer_states import lift_quarantine, read_states
 from distillspec.serving.online.state.version import ONLY
 from distillspec.serving.online.training.brake import Brake
 from distillspec.serving.online.training.heartbeat import Heartbeat

@@ -26,7 +26,7 @@ from distillspec.serving.online.state.layout import OnlineSettings, TrainerContr
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import ONLY, Version
 from distillspec.serving.online.training.base_drafts import BaseDrafts
-from distillspec.serving.online.training.drift_watch import DriftWatch
+from distillspec.serving.online.training.drift import DriftWatch
 from distillspec.serving.online.training.examples import TrainingExample, examples_of
 from distillspec.serving.online.training.learning import UpdateResult, learn
 from distillspec.serving.online.training.loaded_target import LoadedTarget

@@ -22,6 +22,8 @@ def needed_counts(examples: Sequence[TrainingExample], vocab_size: int) -> Tenso
     """Return the expected number of times that each id is answered, `[V]` float64, weighted as the examples are."""
     counts = torch.zeros(vocab_size, dtype=torch.float64)
     for example in examples:
+        if not example.is_text:
+            continue
         counts += example.scale * expected_counts([example.sample], vocab_size, prompts=False)
     return counts
 
@@ -54,7 +56,7 @@ def ceilings(examples: Sequence[TrainingExample], kept: Tensor | None) -> dict[s
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for example in examples:
         signal = example.sample.signal
-        if isinstance(signal, TeacherSignal) and len(signal):
+        if isinstance(signal, TeacherSignal) and len(signal) and example.is_text:
             inside = torch.ones_like(signal.ids, dtype=torch.bool) if kept is None else torch.isin(signal.ids, kept)
             probs = signal.logprobs.float().exp().masked_fill(~inside, 0.0)
             mass = probs.sum() + (signal.tail.sum() if kept is None else 0.0)

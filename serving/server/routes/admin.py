@@ -22,6 +22,7 @@ from distillspec.serving.server.http.schemas import ControllerBody, DraftBody, E
 from distillspec.serving.server.routes.access import check_admin_access
 
 FORGET_S = 30.0  # that a deletion waits for the engine
+SWITCH_S = 10.0  # that a change of drafts waits for it
 
 router = APIRouter(prefix="/admin", tags=["admin"], dependencies=[Depends(check_admin_access)])
 Draft = Annotated[DraftBody, Depends(read_as(DraftBody))]
@@ -37,28 +38,35 @@ async def list_drafts(request: HttpRequest) -> dict[str, Any]:
 
 
 @router.post("/drafts/load", openapi_extra=described(DraftBody))
-async def load_draft(request: HttpRequest, body: Draft) -> dict[str, str]:
-    """Use another draft from the next step on. Running answers go on. A restart goes back to the promoted draft."""
-    return {"version": await _with_drafts(app_state_of(request), lambda drafts: drafts.load(body.draft))}
+async def load_draft(request: HttpRequest, body: Draft) -> dict[str, Any]:
+    """Use another draft from the next step on. Running answers go on. A restart goes back to the promoted draft.
+
+    The answer comes when it is in use (`switched`), or after some seconds with `switched: false` and a note.
+    """
+    state = app_state_of(request)
+    return {"version": await _with_drafts(state, lambda drafts: drafts.load(body.draft)), **await _switched(state)}
 
 
 @router.post("/drafts/promote", openapi_extra=described(DraftBody))
-async def promote_draft(request: HttpRequest, body: Draft) -> dict[str, str]:
-    """Use a version from the next step on, and after restarts."""
-    return {"version": await _with_drafts(app_state_of(request), lambda drafts: drafts.promote(body.draft))}
+async def promote_draft(request: HttpRequest, body: Draft) -> dict[str, Any]:
+    """Use a version from the next step on, and after restarts. `switched` is as for a load."""
+    state = app_state_of(request)
+    return {"version": await _with_drafts(state, lambda drafts: drafts.promote(body.draft)), **await _switched(state)}
 
 
 @router.post("/drafts/unload", openapi_extra=described(DraftBody))
-async def unload_draft(request: HttpRequest, body: Draft) -> dict[str, str]:
+async def unload_draft(request: HttpRequest, body: Draft) -> dict[str, Any]:
     """Drop one of several drafts from the next step on. Running answers go on with the others."""
-    await _with_drafts(app_state_of(request), lambda drafts: drafts.unload(body.draft))
-    return {"unloaded": body.draft}
+    state = app_state_of(request)
+    await _with_drafts(state, lambda drafts: drafts.unload(body.draft))
+    return {"unloaded": body.draft, **await _switched(state)}
 
 
 @router.post("/drafts/rollback")
-async def roll_back(request: HttpRequest, draft: str | None = None) -> dict[str, str]:
-    """Go back to the previous draft. `draft` names one of several that learn."""
-    return {"version": await _with_drafts(app_state_of(request), lambda drafts: drafts.rollback(draft))}
+async def roll_back(request: HttpRequest, draft: str | None = None) -> dict[str, Any]:
+    """Go back to the previous draft. `draft` names one of several that learn. `switched` is as for a load."""
+    state = app_state_of(request)
+    return {"version": await _with_drafts(state, lambda drafts: drafts.rollback(draft)), **await _switched(state)}
 
 
 @router.get("/controller")
@@ -168,6 +176,17 @@ async def _with_drafts(state: AppState, work: Callable[[DraftCatalogue], T]) -> 
         raise bad_request(str(error), "draft", "draft_refused") from error
     except RunError as error:
         raise ApiError(409, str(error), code="conflict") from error
+
+
+async def _switched(state: AppState) -> dict[str, Any]:
+    """Wait for the engine's next step, in which drafts change. Return whether it has begun, and if not, a note."""
+    outcome = asyncio.wrap_future(state.engine.changes_made())
+    state.bridge.thread.wake()
+    await asyncio.wait([outcome], timeout=SWITCH_S)
+    if outcome.done():
+        return {"switched": True}
+    note = f"the engine began no step within {SWITCH_S:g} s; the drafts change before its next one"
+    return {"switched": False, "note": note}
 
 
 async def _with_online(state: AppState, work: Callable[[OnlineControl], T]) -> T:

@@ -9,6 +9,7 @@ from torch import Tensor
 from distillspec.data.shard_schema import (
     COLUMNS,
     FEATURES,
+    NODES,
     PROMPT,
     RESPONSE,
     Column,
@@ -19,14 +20,15 @@ from distillspec.data.shard_schema import (
     unpack,
 )
 
-SIZES = {"entries": 3, "draws": 2, "hidden_size": 5, "feature_size": 7, "feature_count": 4}
+SIZES = {"entries": 3, "draws": 2, "hidden_size": 5, "feature_size": 7, "feature_count": 4, "node_entries": 2}
 OPTIONAL = [column for column in COLUMNS if not column.required]
 REQUIRED = [column for column in COLUMNS if column.required]
 
 
 def values(column: Column, number: int, dtype: torch.dtype | None = None) -> Tensor:
     """Return values of one sample, in the column's first dtype; sample `number` has 2 + number response tokens."""
-    rows = {PROMPT: [number + 1], RESPONSE: [number + 2], FEATURES: [2 * number + 3], None: []}[column.offsets]
+    some = {PROMPT: number + 1, RESPONSE: number + 2, FEATURES: 2 * number + 3, NODES: 3 * number}
+    rows = [] if column.offsets is None else [some[column.offsets]]
     shape = [*rows, *(SIZES[name] for name in column.shape)]
     generator = torch.Generator().manual_seed(number)
     return torch.randint(0, 2, shape, generator=generator).to(dtype or column.dtypes[0])

@@ -86,13 +86,15 @@ def learn(tmp_path: Path) -> Iterator[StartLearning]:
     given = tmp_path / "given"
     save_draft(initialise_draft(DraftConfig(layers=2), target), given, target)
 
-    def start_one(mode: str, replay: dict[str, Any] | None = None, **adapt: Any) -> Learning:
+    def start_one(
+        mode: str, replay: dict[str, Any] | None = None, engine: dict[str, Any] | None = None, **adapt: Any
+    ) -> Learning:
         settings = online_settings(tmp_path, mode, **adapt)
         settings = replace(settings, replay=replace(settings.replay, **(replay or {})))
         draft = load_pretrained(str(first_draft(settings, target, given)), target, target.dtype)
         limits = EngineConfig(max_slots=4, max_model_len=256, compile=False, controller="fixed", speculation_length=2)
-        engine = Engine(target, draft, limits)
-        adaptation = Adaptation(engine, settings, wake=lambda: running.state.bridge.thread.wake())
+        serving = Engine(target, draft, replace(limits, **(engine or {})))
+        adaptation = Adaptation(serving, settings, wake=lambda: running.state.bridge.thread.wake())
         options = {
             "online": AdaptationControl(adaptation),
             "catalogue": RegistryCatalogue(adaptation),
@@ -100,7 +102,7 @@ def learn(tmp_path: Path) -> Iterator[StartLearning]:
             "admin": KeyRing([("admin", ADMIN_KEY)]),
         }
         adaptation.start()
-        plain = start(engine, options, {})
+        plain = start(serving, options, {})
         running = Learning(plain.url, plain.state, plain.server, plain.thread, adaptation)
         made.append(running)
         return running

@@ -20,10 +20,9 @@ from distillspec.serving.online.adaptation import Adaptation
 from distillspec.serving.online.bootstrap import NothingIntact, first_draft, first_drafts, has_pool
 from distillspec.serving.online.log.manifest import DraftedText
 from distillspec.serving.online.pool.specialists import Specialists
-from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
+from distillspec.serving.online.state.layout import OnlineSettings, TrainerState, lift_quarantine
 from distillspec.serving.online.state.pool import Member
 from distillspec.serving.online.state.registry import VersionRegistry
-from distillspec.serving.online.state.trainer_states import lift_quarantine
 from distillspec.serving.online.training.patience import enough_answers
 from distillspec.serving.online.training.process import run_trainer
 from distillspec.serving.online.training.trainers import Trainers

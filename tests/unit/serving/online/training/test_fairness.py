@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
+from random import Random
 
 import pytest
 
-from distillspec.serving.online.training.fairness import newest_within
+from distillspec.serving.online.training.fairness import LEAST, fair_weights, newest_within
 
 
 def items(tenants: int, each: int) -> list[tuple[str, int]]:
@@ -37,3 +39,36 @@ def test_a_tenant_with_little_keeps_all_of_it_and_one_item_stays_where_none_fits
     assert Counter(tenant for tenant, _ in kept) == {"small": 3, "large": 4}
     assert newest_within(sizes, 10, lambda item: item[0], lambda item: item[1]) == sizes[-1:]
     assert newest_within([], 10, str) == []
+
+
+def test_no_tenant_starves_over_many_updates() -> None:
+    """Sixty tenants with short answers fill the room of every update, and one has long answers."""
+    chance, learnt = Random(0), Counter[str]()
+    updates, room, most = 60, 600, 20
+    sizes = {f"t{number}": most for number in range(60)} | {"long": 10 * most}
+    for _ in range(updates):
+        new = [tenant for tenant in sizes for _ in range(2)]
+        chance.shuffle(new)
+        kept = newest_within(new, room, str, lambda tenant: sizes[tenant])
+        assert sum(sizes[tenant] for tenant in kept) <= room
+        learnt.update(set(kept))
+    assert set(learnt) == set(sizes)
+    assert min(learnt.values()) >= updates / 10
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 1.0])
+def test_every_tenant_keeps_a_weight_and_none_loses_to_a_larger_one(share: float) -> None:
+    """A large tenant may count for less than its text, never a small one for less than a large one of equal text."""
+    chance = Random(1)
+    for _ in range(50):
+        amounts = {f"t{number}": 10 ** chance.uniform(1, 5) for number in range(chance.randrange(2, 12))}
+        weights = fair_weights(amounts, share)
+        assert set(weights) == set(amounts)
+        assert all(LEAST <= weight <= 1 for weight in weights.values())
+        by_size = sorted(amounts, key=lambda tenant: amounts[tenant])
+        assert [weights[tenant] for tenant in by_size] == sorted(weights.values(), reverse=True)
+        counted, whole = {t: amounts[t] * weights[t] for t in amounts}, sum(amounts.values())
+        smallest = by_size[0]
+        assert counted[smallest] / sum(counted.values()) >= amounts[smallest] / whole * (1 - 1e-9)
+        for less, more in pairwise(by_size):
+            assert counted[less] <= counted[more] * (1 + 1e-9), "more text never counts for less"

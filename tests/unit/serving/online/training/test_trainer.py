@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sys
 import time
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel
-from distillspec.serving.online.log.records import LogKey
+from distillspec.serving.online.log.records import LoggedAnswer, LogKey
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -254,6 +255,17 @@ def test_an_update_ends_before_its_next_step_if_a_tenant_is_deleted_that_it_lear
     assert stages.count("learning") == steps
     assert stages[-1] == "waiting"
     assert len(registry.versions("candidate")) == ("saving" in stages) == (tenant == "never-here")
+
+
+def test_a_trainer_holds_no_answer_between_updates(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    replay.append([answer(f"held {number}") for number in range(8)])
+    trainer = OnlineTrainer(changed(settings, epochs=2))
+    assert trainer.update("asked") is not None
+    gc.collect()
+    answers = [own for own in gc.get_objects() if isinstance(own, LoggedAnswer)]
+    assert [own.request_id for own in answers if own.request_id.startswith("held")] == []
 
 
 @pytest.mark.parametrize("after", [1, 2])

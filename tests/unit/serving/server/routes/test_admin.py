@@ -17,8 +17,9 @@ from distillspec.models import initialise_draft, load_target, save_draft
 from distillspec.serving.proposers.suffix_store import SuffixStore
 from distillspec.serving.server.bridge.catalogue import FolderCatalogue
 from distillspec.serving.server.http.keys import KeyRing
+from distillspec.serving.server.routes import admin as admin_routes
 
-from ..conftest import ADMIN_KEY, Running, Serve
+from ..conftest import ADMIN_KEY, Running, Serve, hold
 
 HEADERS = {"Authorization": f"Bearer {ADMIN_KEY}"}
 ADMIN = KeyRing([("admin", ADMIN_KEY)])
@@ -63,6 +64,21 @@ def test_drafts_are_listed_loaded_and_rolled_back(admin: Running) -> None:
     assert current == {"one": True, "two": False}
     assert b'draft_info{draft_version="%s",model_name="tiny"} 1.0' % first.encode() in admin.state.metrics.text()
     assert admin.complete(speculation={"draft": first}).status_code == 200
+
+
+def test_the_answer_to_a_load_says_whether_the_draft_is_in_use(admin: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = admin.state.engine
+    for _ in range(5):  # an idle engine looks for work a few times a second
+        loaded = call(admin, "POST", "drafts/load", {"draft": "one"})
+        assert loaded == {"version": engine.draft_version, "switched": True}
+    monkeypatch.setattr(admin_routes, "SWITCH_S", 0.1)
+    release = hold(admin)
+    late = call(admin, "POST", "drafts/load", {"draft": "two"})
+    assert (late["switched"], engine.draft_version) == (False, loaded["version"])
+    assert "before its next one" in late["note"]
+    release.set()
+    admin.wait_until_idle()
+    assert engine.draft_version == late["version"]
 
 
 def test_a_draft_that_is_loaded_again_is_no_further_step_back(admin: Running) -> None:

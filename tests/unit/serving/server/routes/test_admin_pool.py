@@ -46,7 +46,7 @@ def test_drafts_are_loaded_and_unloaded_by_name(pooled: Running) -> None:
     quiet = pooled.complete(max_tokens=20).json()
     version = call(pooled, "POST", "drafts/load", {"draft": "three"})["version"]
     for name in ("one", "two"):
-        assert call(pooled, "POST", "drafts/unload", {"draft": name}) == {"unloaded": name}
+        assert call(pooled, "POST", "drafts/unload", {"draft": name}) == {"unloaded": name, "switched": True}
     after = pooled.complete(max_tokens=20).json()
     assert after["choices"] == quiet["choices"]
     assert after["speculation"]["draft_versions"] == [version]
