@@ -35,8 +35,7 @@ from distillspec.serving.step.model_executor import ModelExecutor
 class EngineView:
     """Parts and state of an engine. Read and change them between steps, from the stepping thread.
 
-    Only `clock`, `observer`, `before_step` and `meanwhile` may be assigned.
-    Only `clock`, `observer`, `before_step` and `may_keep` may be assigned.
+    Only `clock`, `observer`, `before_step`, `meanwhile` and `may_keep` may be assigned.
     """
 
     def __init__(self, core: EngineCore, executor: ModelExecutor) -> None:
@@ -127,6 +126,8 @@ class EngineView:
     @meanwhile.setter
     def meanwhile(self, call: Callable[[], None] | None) -> None:
         self._core.meanwhile = call
+
+    @property
     def may_keep(self) -> Callable[[str], bool] | None:
         """Called with a request's tenant when it is submitted, in any thread: False makes it one with `log=False`."""
         return self._core.may_keep

@@ -9,16 +9,11 @@ from heapq import heappop, heappush
 
 from transformers import PreTrainedTokenizerBase
 
-from distillspec.errors import ConfigError
 from distillspec.serving.base.outputs import output
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestOutput, SequenceState, Status
-from distillspec.serving.execution.kv_cache import Drop, Move, Prefix, SlotPool
-from distillspec.serving.sequences.deltas import Deltas
-from distillspec.serving.base.outputs import delta, output
-from distillspec.serving.base.params import SamplingParams
-from distillspec.serving.base.requests import Request, RequestOutput, SequenceDelta, SequenceState, Status
 from distillspec.serving.execution.kv_cache import SlotPool
+from distillspec.serving.sequences.deltas import Deltas
 from distillspec.serving.sequences.detokenize import Detokenizer
 from distillspec.serving.sequences.prefixes import Prefixes
 from distillspec.serving.sequences.request_check import bad_words
@@ -60,7 +55,6 @@ class SequenceManager:
         self._arrivals, self._turns = 0, TenantTurns()
         self.deltas = Deltas()
         self.unwiped = False  # True: the text of a deleted tenant may be in the caches, and nobody reads it
-        self.deltas: list[SequenceDelta] = []
         self.done: list[RequestOutput] = []
 
     @property
@@ -207,6 +201,7 @@ class SequenceManager:
         """Return the requests that have finished since the last call."""
         done, self.done = tuple(self.done), []
         return done
+
     def forget_tenant(self, tenant: str) -> None:
         """Mark what a tenant runs, so that nothing of it is kept when it has ended. `wipe` is due then, and now."""
         for sequence in self.unfinished.values():
@@ -219,12 +214,6 @@ class SequenceManager:
         self.unwiped = False
         self.forget_free()
         self.caches.wipe({sequence.held_slot: len(sequence.tokens) for sequence in self.running})
-
-    def take_results(self) -> tuple[tuple[SequenceDelta, ...], tuple[RequestOutput, ...]]:
-        """Return deltas and finished requests since the last call."""
-        results = tuple(self.deltas), tuple(self.done)
-        self.deltas, self.done = [], []
-        return results
 
     def check_integrity(self) -> None:
         """Raise AssertionError where slots, sequences and statuses disagree."""

@@ -136,10 +136,6 @@ class EngineCore:
         extra = max(planned, self.executor.most_nodes(lookahead)) - lookahead
         self.sequences.limits = replace(self.limits, lookahead=lookahead, extra=extra)
 
-    def read_again(self) -> None:
-        """Forget all that slots hold, between steps. Running sequences are read again from their start."""
-        self.sequences.recover(self.clock())
-
     def wipe(self) -> None:
         """Zero what no running text takes in the caches, and drop the last step, whose rows hold prompts."""
         self.sequences.wipe()
@@ -174,7 +170,6 @@ class EngineCore:
     def _step(self, timer: StepTimer) -> StepOutput:
         for _ in range(len(self._messages)):  # messages queued from here on wait for the next step
             self._messages.popleft().run()
-            self._messages.popleft()()
         if self.sequences.unwiped:
             self.wipe()
         self.sequences.end_expired(timer.started)
