@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from distillspec.config import TargetConfig
 from distillspec.config.engine import EngineConfig
+from distillspec.config.pool import with_members
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_target
 from distillspec.models.memory import return_freed_memory
@@ -102,7 +103,8 @@ class Engine(EngineView):
         Args:
             target: `smollm2`, `tiny`, a Hub id, a folder or a .gguf file.
             draft: a distillspec draft folder, or any causal language model with the target's tokenizer. Several make a
-                pool: each request gets the one that `selection` finds best for it.
+                pool: each request gets the one that `selection` finds best for it. Proposers without a model may be
+                named among them: `[A, B, "suffix"]`.
             dtype: auto (bfloat16 where the hardware multiplies it, else float32), float32, bfloat16, float16, float64.
             device: auto, cpu, cuda, cuda:1, …
             settings: see `EngineConfig`.
@@ -115,6 +117,8 @@ class Engine(EngineView):
         if unknown:
             raise ConfigError(f"{unknown[0]} is not an engine setting; there are {', '.join(known)}")
         chosen = EngineConfig(**settings)
+        if draft is not None and not isinstance(draft, str | Path):
+            draft, chosen = with_members(draft, chosen)
         model = load_target(TargetConfig(path=target, dtype=dtype, device=device))
         return cls(model, load_drafts(draft, model), chosen)
 

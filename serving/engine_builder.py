@@ -39,6 +39,7 @@ from distillspec.serving.proposers.named import (
     ProposerParts,
     check_proposer,
     drafting_alone,
+    free_sources,
     make_draft_model,
     make_pool,
     make_proposer,
@@ -248,7 +249,8 @@ def choose_controller(
     if not is_pool(drafts):
         return controller
     own = settings.selection, list(drafts), settings.selection_options
-    return with_selection(controller, *own, seed=settings.seed, expected=evaluated(drafts))
+    free = free_sources(settings)
+    return with_selection(controller, *own, seed=settings.seed, expected=evaluated(drafts), free=free)
 
 
 def _rank_chances(drafts: Mapping[str, LanguageModel]) -> tuple[tuple[float, ...], ...]:

@@ -11,6 +11,7 @@ from distillspec.config.checks import check_seed, list_of, require
 from distillspec.config.engine import EngineConfig
 from distillspec.config.evaluation import SamplingConfig
 from distillspec.config.models import DraftPathConfig, TargetConfig, check_drafts
+from distillspec.config.pool import with_members
 
 
 @dataclass
@@ -63,6 +64,7 @@ class BenchCommand:
     def __post_init__(self) -> None:
         check_seed(self.seed)
         check_drafts(self.draft, self.drafts)
+        self.drafts, self.engine = with_members(self.drafts, self.engine)
         require(
             bool(self.drafts or self.urls) or not self.bench.selections,
             f"bench.selections={self.bench.selections} choose among several drafts; name them in drafts=[A,B]",

@@ -31,7 +31,7 @@ from distillspec.serving.commands.bench_prompts import read_prompts, read_questi
 from distillspec.serving.commands.measured_engine import check_grows, check_no_store, check_speculates, fitting
 from distillspec.serving.draft_loading import evaluated, load_drafts
 from distillspec.serving.engine import Engine
-from distillspec.serving.proposers.named import drafting_alone, grow_as
+from distillspec.serving.proposers.named import drafting_alone, free_sources, grow_as
 from distillspec.serving.selection.named import compared_selection
 from distillspec.serving.selection.selecting import SelectingController
 from distillspec.types import Prompt
@@ -151,8 +151,8 @@ def _policies(config: BenchCommand, engine: Engine) -> dict[str, _Policy]:
 
 def _selecting(inside: LengthController, chosen: str, engine: Engine, settings: EngineConfig) -> SelectingController:
     options = settings.selection_options if chosen == settings.selection else {}
-    own, known = (chosen, list(engine.drafts), options), evaluated(engine.drafts)
-    return compared_selection(inside, *own, seed=settings.seed, expected=known, costs=engine.costs)
+    own, known, free = (chosen, list(engine.drafts), options), evaluated(engine.drafts), free_sources(settings)
+    return compared_selection(inside, *own, seed=settings.seed, expected=known, free=free, costs=engine.costs)
 
 
 def _measure(config: BenchCommand, sides: dict[str, Side[Any]], prompts: Sequence[Any]) -> Records:
