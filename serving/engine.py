@@ -78,11 +78,9 @@ class Engine(EngineView):
         )
         self._cache = parts.cache
         self.slots, self.max_model_len = parts.cache.slots, parts.cache.max_len
-        super().__init__(parts.core, parts.executor)
         self._models = parts.models
-        self._drafts = EngineDrafts(
-            parts.drafts, target, self.settings, parts.models, parts.proposers, parts.core, parts.executor, parts.cache
-        )
+        own = parts.models, parts.proposers, parts.core, parts.executor, parts.cache
+        super().__init__(parts.core, parts.executor, EngineDrafts(parts.drafts, target, self.settings, *own))
         self._ids = count()
         self.costs = parts.costs
         if self.costs is None:
@@ -212,16 +210,6 @@ class Engine(EngineView):
                 if progress:
                     bar.set_postfix_str(f"{tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} tokens/s", refresh=False)
         return done
-
-    @property
-    def drafts(self) -> Mapping[str, LanguageModel]:
-        """The drafts in use: `draft` is an engine's only one, those of a pool have names."""
-        return self._drafts.loaded
-
-    @property
-    def draft(self) -> LanguageModel | None:
-        """The only draft, or the pool's first. None without one."""
-        return self._drafts.first
 
     def load_draft(self, path: str | Path, acceptance: float | None = None, *, name: str | None = None) -> str:
         """Draft with another draft from the next step on, while requests run. Return its version.

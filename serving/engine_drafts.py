@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distillspec.config.engine import EngineConfig
@@ -25,6 +25,7 @@ from distillspec.serving.draft_loading import (
     version_of,
 )
 from distillspec.serving.engine_builder import ProposerBuilder, check_pool, kept_states
+from distillspec.serving.execution.draft_room import DraftRoom, room_for
 from distillspec.serving.execution.memory import CachePlan, check_draft_fits, longest_read
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
@@ -80,6 +81,12 @@ class EngineDrafts:
         states = held if states and set(draft.state_ids) <= set(held) else states  # see `_keep_states`
         check_draft_fits(self.settings, self.target, self.loaded.get(source), draft, self.cache, states, others=others)
         return self.use(draft, None, source, acceptance)
+
+    def room_for(self, like: LanguageModel, name: str) -> DraftRoom:
+        """Return the room for one more draft of this name, as large as `like`."""
+        others = [model for own, model in dict(self.loaded).items() if own != name]
+        states = kept_states(self.settings, [*others, like])
+        return room_for(self.settings, self.target, others, replace(like, name=name), self.cache, states)
 
     def use(self, draft: LanguageModel, version: str | None, source: str, acceptance: float | None) -> str:
         """Draft with a loaded model, unchecked, from the next step on. Return its version (default: weights' hash)."""
