@@ -144,10 +144,8 @@ def test_no_clone_is_made_that_does_not_fit(
     with caplog.at_level(logging.WARNING):
         assert [full.clone(), full.clone()] == [None, None]
     (told,) = [record.getMessage() for record in caplog.records if "is cloned" in record.getMessage()]
-    assert (
-        told
-        == "no specialist code-specialist is cloned: the draft code-specialist needs 3.00 GiB of cache, and 1.00 are left"
-    )
+    needs = "the draft code-specialist needs 3.00 GiB of cache, and 1.00 are left"
+    assert told == f"no specialist code-specialist is cloned: {needs}"
     assert specialists.clone() is not None, "as soon as there is room"
 
 
