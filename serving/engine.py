@@ -22,7 +22,7 @@ from distillspec.serving.base.requests import Request, RequestOutput
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
-from distillspec.serving.draft_loading import load_drafts
+from distillspec.serving.draft_loading import device_of_drafts, load_drafts
 from distillspec.serving.engine_builder import build_parts
 from distillspec.serving.engine_drafts import EngineDrafts, by_source
 from distillspec.serving.engine_view import EngineView
@@ -94,6 +94,7 @@ class Engine(EngineView):
         *,
         dtype: str = "auto",
         device: str = "auto",
+        draft_device: str | None = None,
         **settings: Any,
     ) -> Engine:
         """Load models and build an engine.
@@ -105,6 +106,7 @@ class Engine(EngineView):
                 named among them: `[A, B, "suffix"]`.
             dtype: auto (bfloat16 where the hardware multiplies it, else float32), float32, bfloat16, float16, float64.
             device: auto, cpu, cuda, cuda:1, …
+            draft_device: of the draft, or all drafts, of the target's kind (cuda:1). None: the target's.
             settings: see `EngineConfig`.
 
         Raises:
@@ -118,7 +120,7 @@ class Engine(EngineView):
         if draft is not None and not isinstance(draft, str | Path):
             draft, chosen = with_members(draft, chosen)
         model = load_target(TargetConfig(path=target, dtype=dtype, device=device))
-        return cls(model, load_drafts(draft, model), chosen)
+        return cls(model, load_drafts(draft, model, device_of_drafts(draft_device, model)), chosen)
 
     def generate(
         self,

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from distillspec.config.checks import check_seed, list_of, require
 from distillspec.config.engine import EngineConfig
 from distillspec.config.evaluation import SamplingConfig
-from distillspec.config.models import DraftPathConfig, TargetConfig, check_drafts
+from distillspec.config.models import ServedDraftConfig, TargetConfig, check_drafts
 from distillspec.config.pool import with_members
 
 
@@ -51,7 +51,7 @@ class BenchCommand:
     """`distill bench`: a Poisson load on the engine under several policies, or on OpenAI-compatible servers (url=)."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
-    draft: DraftPathConfig = field(default_factory=DraftPathConfig)
+    draft: ServedDraftConfig = field(default_factory=ServedDraftConfig)
     drafts: list[str] = field(default_factory=list)  # several, in place of draft.path
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

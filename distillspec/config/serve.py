@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from distillspec.config.checks import check_seed, require
 from distillspec.config.engine import EngineConfig
-from distillspec.config.models import DraftPathConfig, TargetConfig, check_drafts
+from distillspec.config.models import ServedDraftConfig, TargetConfig, check_drafts
 from distillspec.config.online_commands import check_online_loss
 from distillspec.config.online_groups import OnlineGroups
 from distillspec.config.pool import with_members
@@ -19,7 +19,7 @@ class ServedGroups:
     """The engine's settings and its HTTP server's. A base class, so that help lists them before those of learning."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
-    draft: DraftPathConfig = field(default_factory=DraftPathConfig)
+    draft: ServedDraftConfig = field(default_factory=ServedDraftConfig)
     drafts: list[str] = field(
         default_factory=list
     )  # several, in place of draft.path; suffix, ngram … may be among them

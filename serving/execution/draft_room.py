@@ -43,6 +43,9 @@ def room_for(
         check_draft_fits(settings, target, None, new, plan, feature_ids, others=others)
     except ConfigError as error:
         return DraftRoom(str(error), 0)
+    if new.device != target.device:  # its memory is not that of the slots
+        return DraftRoom(None, plan.slots)
+    others = [draft for draft in others if draft.device == target.device]
     budget = _next_budget(settings, target, [target, *others], new, plan, feature_ids)
     if budget is None:
         return DraftRoom(None, plan.slots)
