@@ -73,7 +73,8 @@ class World:
     def row(self, name: str, written: int, domain: str) -> RowView:
         """Return the row of an answer. `chance` may depend on all that it has."""
         drafts = tuple([source for source in self.chances if source not in self.free])
-        return row(name, drafts, written=written, domain=domain, free=self.free)
+        free = {"free": self.free} if self.free else {}
+        return row(name, drafts, written=written, domain=domain, **free)
 
     def chance(self, source: str, domain: str, one: RowView) -> float:
         """Return P(a token is accepted | those before it were)."""
