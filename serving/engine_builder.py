@@ -73,7 +73,7 @@ class ProposerBuilder:
 
     @cached_property
     def _recorder(self) -> Recorder | None:
-        """What records drafts' passes. Those that run beside the target's may share no memory with them."""
+        """Recorder of drafts' passes. Those that run beside the target's may share no memory with them."""
         apart = self.settings.micro_batches != 1 and isinstance(self.recorder, CudaRecorder)
         return CudaRecorder() if apart else self.recorder
 

@@ -108,11 +108,7 @@ class SlotCache:
     _move: PlaceMoves = field(default_factory=PlaceMoves, init=False, repr=False, compare=False)
 
     def another(self, device: torch.device | None = None) -> SlotCache:
-        """Return an empty cache of the same slots, for another model.
-
-        Args:
-            device: of that model, where it lies on another device or runs on another stream. None: it runs as this one.
-        """
+        """Return an empty cache of the same slots, for a model that may lie on another device or run beside this one's."""
         return SlotCache(self.slots, self.max_len, self.attend)
 
     def table_changes(self) -> list[NDArray[numpy.int64]]:
