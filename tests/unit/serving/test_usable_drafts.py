@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
