@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -18,13 +19,42 @@ from distillspec.models.draft import load_pretrained
 log = logging.getLogger(__name__)
 
 
-def load_draft(path: str | Path, target: LanguageModel) -> LanguageModel:
-    """Load a draft in the target's dtype and onto its device.
+def load_draft(path: str | Path, target: LanguageModel, device: torch.device | None = None) -> LanguageModel:
+    """Load a draft in the target's dtype and onto a device, None: the target's.
 
     Raises:
         ConfigError: the folder is no model, or its tokenizer is not the target's.
     """
-    return load_pretrained(str(path), target, target.dtype)
+    return placed(load_pretrained(str(path), target, target.dtype), device or target.device)
+
+
+def placed(draft: LanguageModel, device: torch.device) -> LanguageModel:
+    """Return a draft on a device. What it shares with its target, it has a copy of there."""
+    if draft.device == device:
+        return draft
+    draft.model.to(device)
+    return draft if draft.stop is None else replace(draft, stop=draft.stop.to(device))
+
+
+def device_of_drafts(name: str | None, target: LanguageModel) -> torch.device | None:
+    """Return the device of the setting `draft.device`, None for the target's.
+
+    Raises:
+        ConfigError: there is no such device, or it is of another kind than the target's.
+    """
+    if name is None:
+        return None
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"draft.device={name} is no device; use one as cuda:1, or leave it out") from error
+    if device.type != target.device.type:
+        raise ConfigError(f"draft.device={name} is of another kind than {target.device}, where the target is")
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
+        if (count := torch.cuda.device_count()) <= (device.index or 0):
+            raise ConfigError(f"draft.device={name}: there are {count} CUDA devices, from cuda:0 on")
+    return device
 
 
 def draft_name(path: str | Path) -> str:
@@ -44,11 +74,14 @@ def draft_names(paths: Sequence[str | Path]) -> list[str]:
 
 
 def load_drafts(
-    paths: str | Path | Sequence[str | Path] | None, target: LanguageModel
+    paths: str | Path | Sequence[str | Path] | None, target: LanguageModel, device: torch.device | None = None
 ) -> LanguageModel | dict[str, LanguageModel] | None:
     """Load a draft, or several by name, for a target that they were made for.
 
     One of several that is refused is left out, and the log says why: the others serve.
+
+    Args:
+        device: of the drafts, None: the target's.
 
     Raises:
         ConfigError: the only draft is refused, or all of several are, or no path is given.
@@ -57,13 +90,15 @@ def load_drafts(
         return None
     if isinstance(paths, str | Path):
         check_target(paths, target)
-        return load_draft(paths, target)
+        return load_draft(paths, target, device)
     if not paths:
         raise ConfigError("draft=[] names none; leave it out to serve without one")
-    return load_named(dict(zip(draft_names(paths), paths, strict=True)), target)
+    return load_named(dict(zip(draft_names(paths), paths, strict=True)), target, device)
 
 
-def load_named(paths: Mapping[str, str | Path], target: LanguageModel) -> dict[str, LanguageModel]:
+def load_named(
+    paths: Mapping[str, str | Path], target: LanguageModel, device: torch.device | None = None
+) -> dict[str, LanguageModel]:
     """Load the drafts of a pool by name. See `load_drafts`.
 
     Raises:
@@ -71,9 +106,9 @@ def load_named(paths: Mapping[str, str | Path], target: LanguageModel) -> dict[s
     """
 
     def load(name: str) -> LanguageModel:
-        with refusing_out_of_memory(name, target.device):
+        with refusing_out_of_memory(name, device or target.device):
             check_target(paths[name], target)
-            draft = load_draft(paths[name], target)
+            draft = load_draft(paths[name], target, device)
             check_finite(draft)
         return draft
 

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from distillspec.config import TargetConfig
 from distillspec.config.engine import EngineConfig
+from distillspec.config.pool import with_members
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_target
 from distillspec.models.memory import return_freed_memory
@@ -21,7 +22,7 @@ from distillspec.serving.base.requests import Request, RequestOutput
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
-from distillspec.serving.draft_loading import load_drafts
+from distillspec.serving.draft_loading import device_of_drafts, load_drafts
 from distillspec.serving.engine_builder import build_parts
 from distillspec.serving.engine_drafts import EngineDrafts, by_source
 from distillspec.serving.engine_view import EngineView
@@ -77,11 +78,9 @@ class Engine(EngineView):
         )
         self._cache = parts.cache
         self.slots, self.max_model_len = parts.cache.slots, parts.cache.max_len
-        super().__init__(parts.core, parts.executor)
         self._models = parts.models
-        self._drafts = EngineDrafts(
-            parts.drafts, target, self.settings, parts.models, parts.proposers, parts.core, parts.executor, parts.cache
-        )
+        own = parts.models, parts.proposers, parts.core, parts.executor, parts.cache
+        super().__init__(parts.core, parts.executor, EngineDrafts(parts.drafts, target, self.settings, *own))
         self._ids = count()
         self.costs, self._recorded = parts.costs, parts.recorded
         if self.costs is None:
@@ -95,6 +94,7 @@ class Engine(EngineView):
         *,
         dtype: str = "auto",
         device: str = "auto",
+        draft_device: str | None = None,
         **settings: Any,
     ) -> Engine:
         """Load models and build an engine.
@@ -102,9 +102,11 @@ class Engine(EngineView):
         Args:
             target: `smollm2`, `tiny`, a Hub id, a folder or a .gguf file.
             draft: a distillspec draft folder, or any causal language model with the target's tokenizer. Several make a
-                pool: each request gets the one that `selection` finds best for it.
+                pool: each request gets the one that `selection` finds best for it. Proposers without a model may be
+                named among them: `[A, B, "suffix"]`.
             dtype: auto (bfloat16 where the hardware multiplies it, else float32), float32, bfloat16, float16, float64.
             device: auto, cpu, cuda, cuda:1, …
+            draft_device: of the draft, or all drafts, of the target's kind (cuda:1). None: the target's.
             settings: see `EngineConfig`.
 
         Raises:
@@ -115,8 +117,10 @@ class Engine(EngineView):
         if unknown:
             raise ConfigError(f"{unknown[0]} is not an engine setting; there are {', '.join(known)}")
         chosen = EngineConfig(**settings)
+        if draft is not None and not isinstance(draft, str | Path):
+            draft, chosen = with_members(draft, chosen)
         model = load_target(TargetConfig(path=target, dtype=dtype, device=device))
-        return cls(model, load_drafts(draft, model), chosen)
+        return cls(model, load_drafts(draft, model, device_of_drafts(draft_device, model)), chosen)
 
     def generate(
         self,
@@ -208,16 +212,6 @@ class Engine(EngineView):
                 if progress:
                     bar.set_postfix_str(f"{tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} tokens/s", refresh=False)
         return done
-
-    @property
-    def drafts(self) -> Mapping[str, LanguageModel]:
-        """The drafts in use: `draft` is an engine's only one, those of a pool have names."""
-        return self._drafts.loaded
-
-    @property
-    def draft(self) -> LanguageModel | None:
-        """The only draft, or the pool's first. None without one."""
-        return self._drafts.first
 
     def load_draft(self, path: str | Path, acceptance: float | None = None, *, name: str | None = None) -> str:
         """Draft with another draft from the next step on, while requests run. Return its version.

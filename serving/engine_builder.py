@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from distillspec.serving.draft_loading import evaluated, version_of
 from distillspec.serving.execution.attention import choose_attention, page_tokens, reads_pages
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.kv_cache import SlotPool
-from distillspec.serving.execution.memory import CachePlan, choose_model_len, plan_cache
+from distillspec.serving.execution.memory import CachePlan, check_elsewhere, choose_model_len, plan_cache
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
@@ -36,21 +37,21 @@ from distillspec.serving.pass_recording import choose_recorder, describe_passes,
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.named import (
-    SOURCES,
     ProposerParts,
     check_proposer,
     drafting_alone,
+    free_sources,
     make_draft_model,
     make_pool,
     make_proposer,
     uses_draft,
 )
 from distillspec.serving.proposers.side_by_side import SideBySide
-from distillspec.serving.selection.named import check_selection, with_selection
+from distillspec.serving.selection.named import with_selection
 from distillspec.serving.step.core import EngineCore
 from distillspec.serving.step.model_executor import ModelExecutor
 from distillspec.serving.step.prefill_pace import PrefillPace
-from distillspec.serving.usable_drafts import hold_fitting, is_pool, servable_drafts
+from distillspec.serving.usable_drafts import check_pool, hold_fitting, is_pool, kept_states, servable_drafts
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,12 @@ class ProposerBuilder:
     alone: bool = False
     kept: dict[str, Any] = field(default_factory=dict)  # what outlives a proposer
 
+    @cached_property
+    def _recorder(self) -> Recorder | None:
+        """Recorder of drafts' passes. Those that run beside the target's may share no memory with them."""
+        apart = self.settings.micro_batches != 1 and isinstance(self.recorder, CudaRecorder)
+        return CudaRecorder() if apart else self.recorder
+
     def build(self, draft: LanguageModel | None, version: str) -> Proposer | None:
         """Return a new proposer, None where the settings name none.
 
@@ -90,7 +97,7 @@ class ProposerBuilder:
 
     def _parts(self, draft: LanguageModel | None, version: str, source: str) -> ProposerParts:
         prepared = None if draft is None else self.models.prepared(draft)
-        parts = (draft, version, self.sampler, prepared, self.recorder, self.target_cache, self.kept, source)
+        parts = (draft, version, self.sampler, prepared, self._recorder, self.target_cache, self.kept, source)
         settings = drafting_alone(self.settings) if self.alone and draft is not None else self.settings
         return ProposerParts(settings, *parts)
 
@@ -152,8 +159,11 @@ def build_parts(
         held.hold(target, feature_ids)
 
         def plan(beside: list[LanguageModel]) -> CachePlan:
-            """Plan caches after the packed weights, which take memory too."""
-            return plan_cache(settings, [target, *beside], max_model_len, feature_ids, page)
+            """Plan caches after the packed weights, which take memory too. Each device has its own."""
+            near = [draft for draft in beside if draft.device == target.device]
+            found = plan_cache(settings, [target, *near], max_model_len, feature_ids, page)
+            check_elsewhere(found, [draft for draft in beside if draft.device != target.device])
+            return found
 
         fitting = hold_fitting(usable, held, plan)
         if len(fitting) < len(usable):
@@ -200,32 +210,17 @@ def fitted(settings: EngineConfig, device: torch.device) -> EngineConfig:
     """Return the settings without what does not work on a device, or beside other settings.
 
     Raises:
-        ConfigError: micro-batches on another device than a CPU.
+        ConfigError: micro-batches on a device that is neither a CPU nor CUDA.
     """
     if settings.tree is None and not settings.widths and device.type == "cuda" and settings.cuda_graphs:
         settings = replace(settings, tree="off")  # passes over trees are not recorded
     if settings.micro_batches == 1:
         return settings
-    if device.type != "cpu":
-        raise ConfigError(f"micro_batches={settings.micro_batches} needs a CPU, not {device}; leave it out")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"micro_batches={settings.micro_batches} needs a CPU or CUDA, not {device}; leave it out")
+    if device.type == "cuda":
+        return settings
     return replace(settings, compile=False)  # code is compiled for a number of threads, which changes in a step
-
-
-def check_pool(settings: EngineConfig, drafts: Mapping[str, LanguageModel]) -> None:
-    """Refuse names of drafts that other sources have, and selections that there are not.
-
-    Raises:
-        ConfigError: names the draft or the setting.
-    """
-    for name in drafts:
-        if name in SOURCES or (name == DRAFT and len(drafts) > 1):
-            raise ConfigError(f"a draft cannot be called {name}, as a proposer is; rename its folder")
-    check_selection(settings.selection, settings.selection_options)
-
-
-def kept_states(settings: EngineConfig, drafts: Iterable[LanguageModel]) -> tuple[int, ...]:
-    """Return the states of the target to keep: those that settings name, and those that drafts read."""
-    return tuple(dict.fromkeys([*settings.feature_ids, *(state for draft in drafts for state in draft.state_ids)]))
 
 
 def profiled_costs(
@@ -253,7 +248,8 @@ def choose_controller(
     if not is_pool(drafts):
         return controller
     own = settings.selection, list(drafts), settings.selection_options
-    return with_selection(controller, *own, seed=settings.seed, expected=evaluated(drafts))
+    free = free_sources(settings)
+    return with_selection(controller, *own, seed=settings.seed, expected=evaluated(drafts), free=free)
 
 
 def _rank_chances(drafts: Mapping[str, LanguageModel]) -> tuple[tuple[float, ...], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distillspec.config.engine import EngineConfig
@@ -24,7 +24,8 @@ from distillspec.serving.draft_loading import (
     refusing_out_of_memory,
     version_of,
 )
-from distillspec.serving.engine_builder import ProposerBuilder, check_pool, kept_states
+from distillspec.serving.engine_builder import ProposerBuilder
+from distillspec.serving.execution.draft_room import DraftRoom, room_for
 from distillspec.serving.execution.memory import CachePlan, check_draft_fits, longest_read
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
@@ -33,7 +34,7 @@ from distillspec.serving.proposers.named import uses_draft
 from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.step.core import EngineCore
 from distillspec.serving.step.model_executor import ModelExecutor
-from distillspec.serving.usable_drafts import is_pool
+from distillspec.serving.usable_drafts import check_pool, is_pool, kept_states
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +66,16 @@ class EngineDrafts:
         return next(iter(self.loaded.values()), None)
 
     def load(self, path: str | Path, name: str | None, acceptance: float | None) -> str:
-        """Load and check a draft, then use it. See `Engine.load_draft`."""
+        """Load and check a draft, then use it. See `Engine.load_draft`.
+
+        It lies on the device of the draft whose place it takes, a new one on the first draft's.
+        """
         if not uses_draft(self.settings, with_draft=True):
             raise ConfigError(f"proposer={self.settings.proposer} uses no draft; {path} is not loaded")
         source = self._source(path, name)
-        with refusing_out_of_memory(str(path), self.target.device, OLD_STAYS):
-            draft = load_draft(path, self.target)
+        near = self.loaded.get(source, self.first) or self.target
+        with refusing_out_of_memory(str(path), near.device, OLD_STAYS):
+            draft = load_draft(path, self.target, near.device)
             check_target(path, self.target)
             check_finite(draft)
         check_servable(draft, longest_read(draft, self.cache.max_len))
@@ -80,6 +85,12 @@ class EngineDrafts:
         states = held if states and set(draft.state_ids) <= set(held) else states  # see `_keep_states`
         check_draft_fits(self.settings, self.target, self.loaded.get(source), draft, self.cache, states, others=others)
         return self.use(draft, None, source, acceptance)
+
+    def room_for(self, like: LanguageModel, name: str) -> DraftRoom:
+        """Return the room for one more draft of this name, as large as `like`."""
+        others = [model for own, model in dict(self.loaded).items() if own != name]
+        states = kept_states(self.settings, [*others, like])
+        return room_for(self.settings, self.target, others, replace(like, name=name), self.cache, states)
 
     def use(self, draft: LanguageModel, version: str | None, source: str, acceptance: float | None) -> str:
         """Draft with a loaded model, unchecked, from the next step on. Return its version (default: weights' hash)."""

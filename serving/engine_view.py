@@ -11,11 +11,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel
 from distillspec.models.features import states_of_text
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.threads import settle
 from distillspec.serving.decoding.sampling import TokenSampler
+from distillspec.serving.engine_drafts import EngineDrafts
+from distillspec.serving.execution.draft_room import DraftRoom
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import (
     Proposer,
@@ -38,8 +41,8 @@ class EngineView:
     Only `clock`, `observer`, `before_step`, `meanwhile` and `may_keep` may be assigned.
     """
 
-    def __init__(self, core: EngineCore, executor: ModelExecutor) -> None:
-        self._core, self._executor = core, executor
+    def __init__(self, core: EngineCore, executor: ModelExecutor, drafts: EngineDrafts) -> None:
+        self._core, self._executor, self._drafts = core, executor, drafts
 
     @property
     def controller(self) -> LengthController:
@@ -135,6 +138,20 @@ class EngineView:
     @may_keep.setter
     def may_keep(self, call: Callable[[str], bool] | None) -> None:
         self._core.may_keep = call
+
+    @property
+    def drafts(self) -> Mapping[str, LanguageModel]:
+        """The drafts in use: `draft` is an engine's only one, those of a pool have names."""
+        return self._drafts.loaded
+
+    @property
+    def draft(self) -> LanguageModel | None:
+        """The only draft, or the pool's first. None without one."""
+        return self._drafts.first
+
+    def room_for(self, like: LanguageModel, name: str) -> DraftRoom:
+        """Return the memory's room for one more draft of this name, as large as `like`."""
+        return self._drafts.room_for(like, name)
 
     @property
     def draft_version(self) -> str:

@@ -23,6 +23,7 @@ from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import Foresees, HasMembers, ProposalRequest, Proposer, caches_of, readers
 from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.named import draft_models
 
 TOKEN = 5  # any token costs the same
 
@@ -139,7 +140,9 @@ class TimedPasses:
 
     def _synchronise(self) -> None:
         if self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)
+            models = [self.target, *(draft.runner.model for draft in draft_models(self.proposer))]
+            for device in {model.device for model in models}:
+                torch.cuda.synchronize(device)
 
 
 def _sequences(rows: int, context: int) -> list[SequenceState]:

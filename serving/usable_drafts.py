@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+from distillspec.config.engine import EngineConfig
+from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.features import check_feature_ids
 from distillspec.models.table_sizes import require_same_ids
@@ -12,6 +14,8 @@ from distillspec.serving.draft_loading import accepted, refusing_out_of_memory
 from distillspec.serving.execution.memory import CachePlan, longest_read
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
+from distillspec.serving.proposers.named import SOURCES
+from distillspec.serving.selection.named import check_selection
 
 PlanCache = Callable[[list[LanguageModel]], CachePlan]  # of these drafts beside the target
 
@@ -19,6 +23,23 @@ PlanCache = Callable[[list[LanguageModel]], CachePlan]  # of these drafts beside
 def is_pool(drafts: Mapping[str, LanguageModel]) -> bool:
     """Return True if drafts by source are those of a pool, however many: an only draft is called `DRAFT`."""
     return bool(drafts) and DRAFT not in drafts
+
+
+def check_pool(settings: EngineConfig, drafts: Mapping[str, LanguageModel]) -> None:
+    """Refuse names of drafts that other sources have, and selections that there are not.
+
+    Raises:
+        ConfigError: names the draft or the setting.
+    """
+    for name in drafts:
+        if name in SOURCES or (name == DRAFT and len(drafts) > 1):
+            raise ConfigError(f"a draft cannot be called {name}, as a proposer is; rename its folder")
+    check_selection(settings.selection, settings.selection_options)
+
+
+def kept_states(settings: EngineConfig, drafts: Iterable[LanguageModel]) -> tuple[int, ...]:
+    """Return the states of the target to keep: those that settings name, and those that drafts read."""
+    return tuple(dict.fromkeys([*settings.feature_ids, *(state for draft in drafts for state in draft.state_ids)]))
 
 
 def servable_drafts(

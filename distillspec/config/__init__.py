@@ -19,7 +19,7 @@ from distillspec.config.data import DataConfig
 from distillspec.config.engine import EngineConfig, SamplingEngineConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
-from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
+from distillspec.config.models import DraftConfig, DraftPathConfig, ServedDraftConfig, TargetConfig
 from distillspec.config.online import AdaptConfig, GateConfig, OnlineConfig, ReplayConfig
 from distillspec.config.online_commands import AdaptCommand, ReplayCommand, VersionsCommand
 from distillspec.config.online_groups import OnlineGroups
@@ -63,6 +63,7 @@ __all__ = [
     "SamplingConfig",
     "SamplingEngineConfig",
     "ServeCommand",
+    "ServedDraftConfig",
     "ServerConfig",
     "SimulateCommand",
     "StopConfig",

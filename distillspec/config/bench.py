@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 from distillspec.config.checks import check_seed, list_of, require
 from distillspec.config.engine import EngineConfig
 from distillspec.config.evaluation import SamplingConfig
-from distillspec.config.models import DraftPathConfig, TargetConfig, check_drafts
+from distillspec.config.models import ServedDraftConfig, TargetConfig, check_drafts
+from distillspec.config.pool import with_members
 
 
 @dataclass
@@ -50,7 +51,7 @@ class BenchCommand:
     """`distill bench`: a Poisson load on the engine under several policies, or on OpenAI-compatible servers (url=)."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
-    draft: DraftPathConfig = field(default_factory=DraftPathConfig)
+    draft: ServedDraftConfig = field(default_factory=ServedDraftConfig)
     drafts: list[str] = field(default_factory=list)  # several, in place of draft.path
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -63,6 +64,7 @@ class BenchCommand:
     def __post_init__(self) -> None:
         check_seed(self.seed)
         check_drafts(self.draft, self.drafts)
+        self.drafts, self.engine = with_members(self.drafts, self.engine)
         require(
             bool(self.drafts or self.urls) or not self.bench.selections,
             f"bench.selections={self.bench.selections} choose among several drafts; name them in drafts=[A,B]",

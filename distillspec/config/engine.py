@@ -53,7 +53,7 @@ class EngineConfig:
     widths: list[int] = field(default_factory=list)  # the most children of a node, by level; empty: the tree's default
     nodes: int = 32  # the most tokens of a tree
     verification: str = "exact"  # exact | exact_by_token | typical, target_initialised: these two change answers
-    micro_batches: int = 1  # CPU: parts of a step, one drafted while another is verified; 0: as many as pay
+    micro_batches: int = 1  # parts of a step, one drafted while another is verified; 0: as many as pay
     lengths: str = "request"  # goodput: a length a request | a step (one for all rows) | global (one acceptance, too)
     max_time_per_token_s: float | None = None  # goodput: bound on a request's expected seconds per output token
     profile: str | None = None  # folder or file of `distill profile`; null: costs are measured, or kept ones used

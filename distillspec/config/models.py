@@ -137,6 +137,13 @@ class DraftPathConfig:
     path: str | None = None  # its folder, or the run that made it
 
 
+@dataclass
+class ServedDraftConfig(DraftPathConfig):
+    """A finished draft, and where it runs."""
+
+    device: str | None = None  # cuda:1 …, of all drafts; null: the target's
+
+
 def check_drafts(draft: DraftPathConfig, drafts: Sequence[str]) -> None:
     """Refuse one draft beside several, and paths that are none.
 

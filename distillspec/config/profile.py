@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from distillspec.config.checks import check_seed, require
-from distillspec.config.models import DraftPathConfig, TargetConfig, check_drafts
+from distillspec.config.models import ServedDraftConfig, TargetConfig, check_drafts
 
 
 @dataclass
@@ -41,7 +41,7 @@ class ProfileCommand:
     """`distill profile`: time passes of target and drafts on this machine, for the length controller."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
-    draft: DraftPathConfig = field(default_factory=DraftPathConfig)
+    draft: ServedDraftConfig = field(default_factory=ServedDraftConfig)
     drafts: list[str] = field(default_factory=list)  # several, in place of draft.path
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     seed: int = 0

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from distillspec.config.checks import check_seed, require
 from distillspec.config.engine import EngineConfig
-from distillspec.config.models import DraftPathConfig, TargetConfig, check_drafts
+from distillspec.config.models import ServedDraftConfig, TargetConfig, check_drafts
 from distillspec.config.online_commands import check_online_loss
 from distillspec.config.online_groups import OnlineGroups
+from distillspec.config.pool import with_members
 from distillspec.config.registry import PROPOSERS
 from distillspec.config.serving import ServerConfig
 
@@ -18,8 +19,10 @@ class ServedGroups:
     """The engine's settings and its HTTP server's. A base class, so that help lists them before those of learning."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
-    draft: DraftPathConfig = field(default_factory=DraftPathConfig)
-    drafts: list[str] = field(default_factory=list)  # several, in place of draft.path: each request gets one of them
+    draft: ServedDraftConfig = field(default_factory=ServedDraftConfig)
+    drafts: list[str] = field(
+        default_factory=list
+    )  # several, in place of draft.path; suffix, ngram … may be among them
     engine: EngineConfig = field(default_factory=EngineConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
@@ -37,6 +40,7 @@ class ServeCommand(OnlineGroups, ServedGroups):
     def __post_init__(self) -> None:
         check_seed(self.seed)
         check_drafts(self.draft, self.drafts)
+        self.drafts, self.engine = with_members(self.drafts, self.engine)
         if self.online.mode != "off":
             self._check_online()
 

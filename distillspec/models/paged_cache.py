@@ -21,11 +21,14 @@ from distillspec.models.slot_cache import SlotCache, SlotView
 class PagedCache(SlotCache):
     """A slot cache in `pages`, which several caches of the same slots share, with their block `table`.
 
+    Caches on other devices or streams have tables of their own, and in `own_changes` what these are behind by.
+
     What no slot's text takes is never read, so NaN may stay there. Tokens without a page go to page 0.
     """
 
     pages: Pages = field(kw_only=True)
     table: Tensor = field(kw_only=True)  # [slots, columns] int32
+    own_changes: dict[int, int] | None = field(kw_only=True, default=None)
 
     @classmethod
     def of(cls, like: SlotCache, pages: Pages, device: torch.device) -> PagedCache:
@@ -33,16 +36,29 @@ class PagedCache(SlotCache):
         table = torch.zeros(like.slots, pages.columns, dtype=torch.int32, device=device)
         return cls(like.slots, like.max_len, like.attend, pages=pages, table=table)
 
-    def another(self) -> PagedCache:
-        return PagedCache(self.slots, self.max_len, self.attend, pages=self.pages, table=self.table)
+    def another(self, device: torch.device | None = None) -> PagedCache:
+        own = self.slots, self.max_len, self.attend
+        if device is None:
+            return PagedCache(*own, pages=self.pages, table=self.table)
+        table = torch.zeros_like(self.table, device=device)
+        return PagedCache(*own, pages=self.pages, table=table, own_changes=self.pages.follow())
+
+    def release(self) -> None:
+        super().release()
+        if self.own_changes is not None:
+            self.pages.leave(self.own_changes)
+
+    @property
+    def _changes(self) -> dict[int, int]:
+        return self.pages.changes if self.own_changes is None else self.own_changes
 
     def table_changes(self) -> list[NDArray[numpy.int64]]:
-        changes = self.pages.changes
+        changes = self._changes
         return [numpy.array(list(part), dtype=numpy.int64) for part in (changes, changes.values())] if changes else []
 
     def change_table(self, entries: Tensor, pages: Tensor) -> None:
         self.table.view(-1).index_copy_(0, entries, pages.to(torch.int32))
-        self.pages.changes.clear()
+        self._changes.clear()
 
     def located(self, slots: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         size = self.pages.size

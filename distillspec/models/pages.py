@@ -32,9 +32,20 @@ class Pages:
         self.count, self.size, self.columns = count, size, max_len // size + 1
         self.tables: list[list[int]] = [[] for _ in range(slots)]
         self.changes: dict[int, int] = {}
+        self._followers: list[dict[int, int]] = []  # changes of further tables
         self.shared = 0
         self._users = [0] * (1 + count)
         self._free = list(range(count, 0, -1))
+
+    def follow(self) -> dict[int, int]:
+        """Return the changes of one more table, which is empty yet. They grow as `changes` do, until it leaves."""
+        held = [(slot, column, page) for slot, table in enumerate(self.tables) for column, page in enumerate(table)]
+        self._followers.append({slot * self.columns + column: page for slot, column, page in held})
+        return self._followers[-1]
+
+    def leave(self, changes: dict[int, int]) -> None:
+        """Forget a table that is no longer used. More calls do nothing."""
+        self._followers = [own for own in self._followers if own is not changes]
 
     @property
     def free(self) -> int:
@@ -135,7 +146,8 @@ class Pages:
         assert all(len(table) == len(set(table)) <= self.columns for table in self.tables), "a slot holds a page twice"
 
     def _name(self, slot: int, column: int, page: int) -> None:
-        self.changes[slot * self.columns + column] = page
+        for changes in (self.changes, *self._followers):
+            changes[slot * self.columns + column] = page
 
     def _join(self, page: int) -> None:
         self._users[page] += 1

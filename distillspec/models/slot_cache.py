@@ -108,8 +108,8 @@ class SlotCache:
     _lazy: bool = False  # its tensors are lazy zeros
     _move: PlaceMoves = field(default_factory=PlaceMoves, init=False, repr=False, compare=False)
 
-    def another(self) -> SlotCache:
-        """Return an empty cache of the same slots, for another model."""
+    def another(self, device: torch.device | None = None) -> SlotCache:
+        """Return an empty cache of the same slots for another model. `device`: its own, if it runs beside this one."""
         return SlotCache(self.slots, self.max_len, self.attend)
 
     def table_changes(self) -> list[NDArray[numpy.int64]]:

@@ -1,7 +1,8 @@
 """Transfers between host and device. All device reads of a step go through `to_host`.
 
 On CUDA a read waits for all that was launched before it, so a step affords one. Uploads go through pinned memory and do
-not wait. On CPUs both return what they were given.
+not wait. On CPUs both return what they were given. A draft may lie on another device than the target: what one hands to
+the other goes through `between`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ def to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.int6
     """Return a tensor on the device, from (nested) lists of numbers or from a tensor on the CPU. Does not wait."""
     tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def between(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the target's device on the draft's, or the other way: the same one if both are one device.
+
+    The host does not wait. Both devices' current streams are ordered by torch.
+    """
+    return tensor if tensor.device == device else tensor.to(device, non_blocking=True)
 
 
 def rows_of(tensor: Tensor, rows: Sequence[int]) -> Tensor:

@@ -29,9 +29,9 @@ from distillspec.serving.bench.rounds import Records, Side, as_json, figures, ta
 from distillspec.serving.bench.table import engine_table, server_table
 from distillspec.serving.commands.bench_prompts import read_prompts, read_questions
 from distillspec.serving.commands.measured_engine import check_grows, check_no_store, check_speculates, fitting
-from distillspec.serving.draft_loading import evaluated, load_drafts
+from distillspec.serving.draft_loading import device_of_drafts, evaluated, load_drafts
 from distillspec.serving.engine import Engine
-from distillspec.serving.proposers.named import drafting_alone, grow_as
+from distillspec.serving.proposers.named import drafting_alone, free_sources, grow_as
 from distillspec.serving.selection.named import compared_selection
 from distillspec.serving.selection.selecting import SelectingController
 from distillspec.types import Prompt
@@ -64,7 +64,8 @@ def run(config: BenchCommand, folder: Path) -> None:
 def _bench_engine(config: BenchCommand, folder: Path) -> None:
     check_no_store(config.engine)
     target = load_target(config.target)
-    draft = load_drafts(find_drafts(config.drafts) or config.draft.path, target)
+    device = device_of_drafts(config.draft.device, target)
+    draft = load_drafts(find_drafts(config.drafts) or config.draft.path, target, device)
     prompts = read_prompts(config.bench.prompts, config.bench.longest_prompt, target, "bench.prompts")
     # Lengths are compared, and not every policy knows sources that name nodes: these are for `engine.proposer` to name.
     engine = Engine(target, draft, config.engine if draft is None else drafting_alone(config.engine))
@@ -151,8 +152,8 @@ def _policies(config: BenchCommand, engine: Engine) -> dict[str, _Policy]:
 
 def _selecting(inside: LengthController, chosen: str, engine: Engine, settings: EngineConfig) -> SelectingController:
     options = settings.selection_options if chosen == settings.selection else {}
-    own, known = (chosen, list(engine.drafts), options), evaluated(engine.drafts)
-    return compared_selection(inside, *own, seed=settings.seed, expected=known, costs=engine.costs)
+    own, known, free = (chosen, list(engine.drafts), options), evaluated(engine.drafts), free_sources(settings)
+    return compared_selection(inside, *own, seed=settings.seed, expected=known, free=free, costs=engine.costs)
 
 
 def _measure(config: BenchCommand, sides: dict[str, Side[Any]], prompts: Sequence[Any]) -> Records:

@@ -17,7 +17,7 @@ from distillspec.models import load_target
 from distillspec.progress import progress
 from distillspec.serving.costs.fitted import Fitted
 from distillspec.serving.costs.hardware_profile import FILE, Profile
-from distillspec.serving.draft_loading import load_drafts
+from distillspec.serving.draft_loading import device_of_drafts, load_drafts
 from distillspec.serving.engine import Engine
 from distillspec.serving.profiler import Grid, measure
 
@@ -26,7 +26,8 @@ def run(config: ProfileCommand, folder: Path) -> None:
     """Write `profile.json`, `fit.png` (predicted against measured, as SmartSpec's Fig. 7) and `summary.json`."""
     torch.manual_seed(config.seed)
     target = load_target(config.target)
-    drafts = load_drafts(find_drafts(config.drafts) or config.draft.path, target)
+    device = device_of_drafts(config.draft.device, target)
+    drafts = load_drafts(find_drafts(config.drafts) or config.draft.path, target, device)
     chosen = config.profile
     grid = Grid(chosen.contexts, chosen.rows, chosen.lengths, chosen.prompts, chosen.rounds, chosen.held_out)
     settings = EngineConfig(

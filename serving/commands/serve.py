@@ -20,7 +20,7 @@ from distillspec.models import LanguageModel, load_target
 from distillspec.serving.base.threads import in_own_thread
 from distillspec.serving.cost_keeper import CostKeeper
 from distillspec.serving.costs.kept_costs import cost_key, kept_costs
-from distillspec.serving.draft_loading import draft_names, load_drafts, load_named
+from distillspec.serving.draft_loading import device_of_drafts, draft_names, load_drafts, load_named
 from distillspec.serving.engine import Engine
 from distillspec.serving.engine_drafts import by_source
 
@@ -110,7 +110,8 @@ def load_engine(
     kept = costs_file(config, online)
     if online is not None:
         return _learning_engine(config, target, draft, drafts, online, kept)
-    loaded = load_named(drafts, target) if drafts else load_drafts(draft, target)
+    device = device_of_drafts(config.draft.device, target)
+    loaded = load_named(drafts, target, device) if drafts else load_drafts(draft, target, device)
     return _engine_with_costs(target, by_source(loaded), config.engine, kept)
 
 
@@ -146,12 +147,12 @@ def _learning_engine(
     """Return an engine with the drafts of the online folder."""
     from distillspec.serving.online.bootstrap import NothingIntact, first_draft, first_drafts, has_pool
 
-    settings = config.engine
+    settings, device = config.engine, device_of_drafts(config.draft.device, target)
     try:
         if drafts or (draft is None and has_pool(online)):
-            loaded = by_source(load_named(first_drafts(online, target, drafts), target))
+            loaded = by_source(load_named(first_drafts(online, target, drafts), target, device))
         else:
-            loaded = by_source(load_drafts(first_draft(online, target, draft), target))
+            loaded = by_source(load_drafts(first_draft(online, target, draft), target, device))
     except NothingIntact as error:
         log.error("serving without a draft; nothing is logged or trained: %s", error)
         plain = replace(settings, proposer=WITHOUT_DRAFT, proposer_options={}, tree=None, widths=[])

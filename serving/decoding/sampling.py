@@ -65,20 +65,31 @@ class TokenSampler:
         self._propose, self._accept, self._residual = (torch.Generator().manual_seed(3 * seed + i) for i in range(3))
 
     def draws(
-        self, places: Sequence[Place], count: int, columns: Columns, siblings: int = 1, *, best: bool = False
+        self,
+        places: Sequence[Place],
+        count: int,
+        columns: Columns,
+        siblings: int = 1,
+        *,
+        best: bool = False,
+        device: torch.device | None = None,
     ) -> Draws:
         """Return what a draft on `columns` chooses the next `count` tokens after `places` by, each with siblings.
 
         Args:
             best: choose the most probable tokens where others would be drawn.
+            device: of the draft, None: the target's.
         """
         drawn = any(not place.sequence.params.is_greedy for place in places)
-        uniforms = self.proposal_uniforms(len(places) if drawn else 0, count, siblings)
+        uniforms = self._uniforms(device or self.device, len(places) if drawn else 0, count, siblings)
         return make_draws(places, columns, count, uniforms, best=best)
 
     def proposal_uniforms(self, *shape: int) -> Tensor:
         """Draw float64 in [0, 1) of this shape from the proposals' own stream, on the device."""
-        return to_device(torch.rand(*shape, generator=self._propose, dtype=torch.float64), self.device)
+        return self._uniforms(self.device, *shape)
+
+    def _uniforms(self, device: torch.device, *shape: int) -> Tensor:
+        return to_device(torch.rand(*shape, generator=self._propose, dtype=torch.float64), device)
 
     def verify(self, logits: Tensor, windows: Sequence[VerificationWindow]) -> list[Judgement]:
         """A judgement of each window.

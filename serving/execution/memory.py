@@ -157,6 +157,22 @@ def _paged_plan(most: int, max_len: int, page: int, fitting: float, wanted: floa
     return CachePlan(most if room >= max_len else 0, max_len, tokens, block=page, page_count=count)
 
 
+def check_elsewhere(plan: CachePlan, drafts: Sequence[LanguageModel]) -> None:
+    """Refuse drafts on other devices than the target, where their caches of the plan's slots do not fit there.
+
+    Raises:
+        ConfigError: names the last draft of the device.
+    """
+    for device in dict.fromkeys([draft.device for draft in drafts]):
+        there = [draft for draft in drafts if draft.device == device]
+        budget, needed = cache_budget(device), plan.bytes(there)
+        if budget is not None and needed > budget:
+            raise ConfigError(
+                f"the cache of {there[-1].name} does not fit on {device}: {needed / GIB:.2f} GiB for {plan.slots} "
+                f"slots of {plan.max_len} tokens, and {budget / GIB:.2f} are there; lower max_slots or max_model_len"
+            )
+
+
 def check_draft_fits(
     settings: EngineConfig,
     target: LanguageModel,
@@ -176,16 +192,19 @@ def check_draft_fits(
     Raises:
         ConfigError: it does not fit, and the old draft stays.
     """
-    needed = plan.bytes([new])
-    if settings.cache_gib is not None:
-        left = settings.cache_gib * GIB - plan.bytes([target, *others], feature_ids)
+    needed, device = plan.bytes([new]), new.device
+    if settings.cache_gib is not None and device == target.device:
+        near = [draft for draft in others if draft.device == device]
+        left = settings.cache_gib * GIB - plan.bytes([target, *near], feature_ids)
     else:
-        budget = cache_budget(target.device)
+        budget = cache_budget(device)
         left = math.inf if budget is None else budget
-        left += 0 if old is None or plan.lazy else plan.bytes([old])  # lazy memory may never have been taken
+        stays = old is None or old.device != device or plan.lazy  # lazy memory may never have been taken
+        left += 0 if old is None or stays else plan.bytes([old])
     if needed > left:
+        beside = "beside the target's" if device == target.device else f"on {device}"
         raise ConfigError(
             f"the draft {new.name} needs {needed / GIB:.2f} GiB of cache for {plan.slots} slots of {plan.max_len} "
-            f"tokens, and {max(left, 0) / GIB:.2f} are left beside the target's; raise cache_gib if memory is there, "
+            f"tokens, and {max(left, 0) / GIB:.2f} are left {beside}; raise cache_gib if memory is there, "
             "or lower max_slots or max_model_len (the old draft stays)"
         )

@@ -14,7 +14,7 @@ from distillspec.models.eagle import keeps_keys_alone
 from distillspec.models.few_rows import FewRows
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.state_input import StateInput
-from distillspec.serving.base.transfer import to_device
+from distillspec.serving.base.transfer import between, to_device
 from distillspec.serving.execution.beside import Beside
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.prepared import PreparedModel
@@ -29,6 +29,7 @@ class StateRunner(ModelRunner):
 
     Args:
         source: the target's cache, with the same slots. Its `features` are read at every pass.
+        source_device: the device that it lies on, None: the draft's. From another one states are handed over.
     """
 
     def __init__(
@@ -37,9 +38,10 @@ class StateRunner(ModelRunner):
         cache: SlotCache,
         source: SlotCache,
         prepared: PreparedModel | None = None,
+        source_device: torch.device | None = None,
     ) -> None:
         super().__init__(model, cache, prepared)
-        self.source = source
+        self.source, self._source_device = source, source_device or model.device
         self._keeps_keys_alone = keeps_keys_alone(model)
         self._columns: tuple[tuple[int, ...], Tensor | None] = ((), None)  # for these states of the source
 
@@ -65,7 +67,8 @@ class StateRunner(ModelRunner):
 
     @property
     def hands_states(self) -> bool:
-        return type(self.source) is SlotCache and self._features().dtype == self.model.dtype
+        near = self._source_device == self.model.device and type(self.source) is SlotCache
+        return near and self._features().dtype == self.model.dtype
 
     def lacks_states(self, slot: int | None) -> bool:
         return slot in self.source.lacking
@@ -87,19 +90,25 @@ class StateRunner(ModelRunner):
         """Return the target's states. They are there before it reads anything: a recorded loop keeps their address."""
         if (held := self.source.features) is not None:
             return held  # finding the model's head for the next line takes as long as a small product
-        return self.source.kept_states(self.model.head.weight, self._input.target_width)
+        like = between(self.model.head.weight[:0], self._source_device)
+        return self.source.kept_states(like, self._input.target_width)
 
     def _before(self, batch: FlatBatch) -> Tensor:
         """Return the fused states `[N, D]` of the tokens before each, zero at the start of a text."""
-        places, slots = batch.view.places, batch.view.slots
-        features, width = self._features(), self._input.target_width
-        rows, before = self.source.located(slots, (places - 1).clamp(min=0))
-        states = features[rows, 0, before]
-        if (columns := self._own_columns(width)) is not None:
+        places = batch.view.places
+        states = self._handed_over(batch.view.slots, (places - 1).clamp(min=0))
+        if (columns := self._own_columns(self._input.target_width)) is not None:
             states = states.index_select(-1, columns)
         fused = self._input.fuse(states)
         # No product with a mask: what a slot held before may be NaN, and NaN times 0 is NaN.
         return torch.where((places > 0)[:, None], fused, 0)
+
+    def _handed_over(self, slots: Tensor, places: Tensor) -> Tensor:
+        """Return the target's states at places `[N]` of slots `[N]`, gathered where they lie, on the draft's device."""
+        features = self._features()
+        slots, places = (between(own, self._source_device) for own in (slots, places))
+        rows, places = self.source.located(slots, places)
+        return between(features[rows, 0, places], self.model.device)
 
     def _own_columns(self, width: int) -> Tensor | None:
         """Return where the draft's states are among those that the target keeps, None if they are the same."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from distillspec.errors import ConfigError
@@ -13,12 +14,13 @@ from distillspec.serving.engine import Engine
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
 from distillspec.serving.online.gate.judge import Judge
 from distillspec.serving.online.gate.monitor import ServedAcceptance
+from distillspec.serving.online.gate.pool_comparison import PoolComparison, lost_to_memory
 from distillspec.serving.online.gate.step_costs import ServedLoad, step_costs
 from distillspec.serving.online.judging.evidence import Costs
 from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import log_of
-from distillspec.serving.online.pool.specialists import least_gain
+from distillspec.serving.online.pool.specialists import share_of
 from distillspec.serving.online.reporting import Record, Reporter
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.state.pool import Member, Status
@@ -59,7 +61,7 @@ class LearningDraft:
         own = {v.served_as for v in self.registry.versions() if not member.cloned_from or v.metrics}
         self.served.restore([record for record in registry.served() if record.version in own])
         log = log_of(member.name, replay, registry)
-        judge = Judge(settings, self.registry, log, scores, self._costs, self._least_gain)
+        judge = Judge(settings, self.registry, log, scores, self._costs, self._compared)
         drafting = None if self.on_trial else engine.draft_versions.get(self.source)
         self.gatekeeper = Gatekeeper(
             settings, self.registry, judge, swap=self._swap, served=self.served, report=self._tell, drafting=drafting
@@ -126,11 +128,14 @@ class LearningDraft:
         names = (self.source, self._member.cloned_from or "", *drafts)
         return next((drafts[name] for name in names if name in drafts), self._engine.target)
 
-    def _least_gain(self) -> float:
-        margin = self._settings.gate.margin
+    def _compared(self) -> PoolComparison | None:
+        """Return what this specialist would bring the pool, None for a draft that serves: it takes its own place."""
         if not self.on_trial:
-            return margin
-        return least_gain(margin, self._at_cost(), self._member, self._replay)
+            return None
+        room, latency = self._engine.room_for(self._drafting(), self.name), known_costs(self._engine.controller)
+        seconds = None if latency is None else partial(self._load.step_s, latency)
+        memory = lost_to_memory(self._load.rows, room.slots, seconds)
+        return PoolComparison(share_of(self._member, self._replay), self._at_cost(), memory, room.problem)
 
     def _swap(self, version: Version, acceptance: float | None) -> None:
         """Load a version in this thread. The engine's next step drafts with it. A specialist serves from then on."""

@@ -51,7 +51,7 @@ class LearningPool:
         self._reporter = reporter
         self._load = ServedLoad()
         self._scores = ScoreTable(settings.layout.scores)
-        self._specialists = Specialists(settings, replay, registry, reporter.tell)
+        self._specialists = Specialists(settings, replay, registry, reporter.tell, self._no_room)
         self._clone_at_s = 0.0  # no clone is tried before
         self._drafts: dict[str, LearningDraft] = {}
         self.lock = threading.RLock()
@@ -182,6 +182,11 @@ class LearningPool:
 
     def close(self) -> None:
         self._scores.close()
+
+    def _no_room(self, owner: str, name: str) -> str | None:
+        """Return why a clone of a draft does not fit into the engine's memory, None if it does."""
+        drafts = self._engine.drafts
+        return self._engine.room_for(drafts[owner], name).problem if owner in drafts else None
 
     def _cost_of_a_draft(self) -> float:
         chosen = selecting(self._engine.controller)

@@ -13,18 +13,16 @@ from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import ANY, NOTHING, Option
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.base.transfer import to_host
+from distillspec.serving.base.transfer import between, on_device, to_host
 from distillspec.serving.base.tree import DRAFT, DraftProbs, TokenTree
 from distillspec.serving.decoding.logits import Columns, Place
 from distillspec.serving.decoding.sampling import TokenSampler
-from distillspec.serving.execution.block_runner import BlockRunner
+from distillspec.serving.execution.draft_runner import draft_runner
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.execution.memory import longest_read
 from distillspec.serving.execution.prepared import PreparedModel
-from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.execution.state_runner import StateRunner
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
 from distillspec.serving.proposers.call_drafting import CallDrafting
 from distillspec.serving.proposers.continue_rule import ContinueRule, likely
@@ -46,6 +44,8 @@ class DraftModel:
         topk: propose the most probable tokens, in their order, where others would be drawn.
         dynamic: grow trees by confidence (`DynamicGrowth`) with so many children a node, None: in the planned shape.
             With `topk` alone.
+        sampler: on the target's device. The draft may lie on another one. It hands over what tokens were drawn from.
+        beside: see `draft_runner`.
     """
 
     def __init__(
@@ -62,15 +62,13 @@ class DraftModel:
         dynamic: int | None = None,
         prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
+        beside: bool = False,
     ) -> None:
-        self.reads_states = model.state_input is not None
-        if self.reads_states:
-            kind = BlockRunner if model.drafts_at_once else StateRunner
-            self.runner: ModelRunner = kind(model, target_cache.another(), target_cache, prepared)
-        else:
-            self.runner = ModelRunner(model, target_cache.another(), prepared, recorder)
-        self.sampler = sampler
+        self.reads_states, self.sampler = model.state_input is not None, sampler
+        recorder = None if model.device != sampler.device else recorder
+        self.runner = draft_runner(model, target_cache, sampler.device, prepared, recorder, beside=beside)
         kept_ids = None if model.kept_ids is None else model.kept_ids.to(model.device)
+        self._judged_ids = None if kept_ids is None else between(kept_ids, sampler.device)
         self.columns = Columns(model.identity.vocab_size, kept_ids)
         self.loop = DraftLoop(self.runner, self.columns, recorder)
         self.levels = LevelDrafting(
@@ -103,6 +101,10 @@ class DraftModel:
         return self._version
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
+        with on_device(self.runner.model.device):
+            return self._proposed(requests)
+
+    def _proposed(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         self.not_finite.clear()
         rows = [self._row(request) for request in requests if self._reads(request.sequence)]
         rows = [row for row in rows if self._has_room(row)]
@@ -131,7 +133,7 @@ class DraftModel:
             probs, failed = self._draft_at_once(rows, texts)
         else:
             probs, failed = self.levels.draft(rows, texts)
-        table = None if probs is None else DraftProbs(probs, self.columns.kept_ids)
+        table = None if probs is None else DraftProbs(between(probs, self.sampler.device), self._judged_ids)
         for row in failed:
             self._give_up(row)
         for row in rows:
@@ -170,7 +172,6 @@ class DraftModel:
         state.computed, state.drafted = min(state.computed + same, len(sequence.tokens) - 1), ()
 
     def release(self) -> None:
-        """See `ModelRunner.release`."""
         self.runner.release()
         self.loop.release()
 
@@ -187,7 +188,8 @@ class DraftModel:
         able = [(s, tokens) for s, tokens in texts if self._reads(s)]
         able.sort(key=lambda text: text[0].held_slot)
         if self.attends and able:
-            self.texts.catch_up([sequence for sequence, _ in able], sum(tokens for _, tokens in able))
+            with on_device(self.runner.model.device):
+                self.texts.catch_up([sequence for sequence, _ in able], sum(tokens for _, tokens in able))
 
     def _reads(self, sequence: SequenceState) -> bool:
         state, lacking = self.state(sequence.id), self.runner.lacks_states(sequence.slot)
@@ -233,7 +235,8 @@ class DraftModel:
         widths = self._common_widths(rows)
         count, failed = len(widths), list[Growth]()
         places = [Place(row.sequence) for row in rows]
-        draws = self.sampler.draws(places, count, self.columns, max(widths), best=self.topk)
+        device = self.runner.model.device
+        draws = self.sampler.draws(places, count, self.columns, max(widths), best=self.topk, device=device)
         drafts = self.loop.run(texts, widths, draws)
         seen = to_host(torch.cat([drafts.finite, self._likely(drafts), drafts.ids], 1)).tolist()
         for r, (row, found) in enumerate(zip(rows, seen, strict=True)):

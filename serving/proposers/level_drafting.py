@@ -118,7 +118,8 @@ class LevelDrafting:
         logits = self.runner.logits(carried, step, to_device(newest, carried.device))
         siblings = max(max(row.children) for row in rows)
         places = [row.place(node) for row, node in nodes]
-        draws = self.sampler.draws(places, 1, self.columns, siblings, best=self.topk)
+        device = self.runner.model.device
+        draws = self.sampler.draws(places, 1, self.columns, siblings, best=self.topk, device=device)
         choice = choose(logits.float(), draws, 0, self.hashed, siblings)
         seen = to_host(torch.cat([choice.finite[:, None], self.columns.ids(choice.columns)], 1)).tolist()
         goes_on = self.rule.keeps(logits, carried) if self.rule is not None else [True] * len(nodes)

@@ -65,18 +65,30 @@ def make_pool(members: Sequence[ProposerParts]) -> SideBySide:
         members: the same parts, but for each draft its own `draft`, `version`, `prepared` and `source`.
     """
     first = members[0]
-    settings, found = first.settings, dict[str, Proposer | None]()
-    for name, options in _with_options(settings.proposers or (DRAFT_ALONE,), settings):
-        choice = PROPOSERS[name]
-        free = choice.without_draft if "draft" in choice.needs else name
-        if free != WITHOUT_DRAFT:
-            found[PROPOSERS[free].source or free] = _make(free, first, options)
+    settings, named = first.settings, _without_model(first.settings)
+    found = {source: _make(name, first, options) for source, (name, options) in named.items()}
     known = {own.source: own.draft.evaluated for own in members if own.draft and own.draft.evaluated is not None}
     return SideBySide(
         {source: proposer for source, proposer in found.items() if proposer is not None}
         | {parts.source: make_draft_model(parts) for parts in members},
         None if settings.selection in LEARNS_COLLAPSES else known,
     )
+
+
+def free_sources(settings: EngineConfig) -> tuple[str, ...]:
+    """Return the sources without a model that stand beside the drafts of a pool, and are members of it too."""
+    return tuple(_without_model(settings))
+
+
+def _without_model(settings: EngineConfig) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Return the proposers without a model beside the drafts of a pool, with the options of each, by source."""
+    found = {}
+    for name, options in _with_options(settings.proposers or (DRAFT_ALONE,), settings):
+        choice = PROPOSERS[name]
+        free = choice.without_draft if "draft" in choice.needs else name
+        if free != WITHOUT_DRAFT:
+            found[PROPOSERS[free].source or free] = free, options
+    return found
 
 
 def _with_options(names: Sequence[str], settings: EngineConfig) -> list[tuple[str, Mapping[str, Any]]]:
@@ -165,6 +177,7 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
         dynamic=dynamic,
         prepared=parts.prepared,
         recorder=parts.recorder,
+        beside=parts.settings.micro_batches != 1,
     )
 
 

@@ -27,6 +27,7 @@ class SelectionParts:
     fixed_length: int | None = None  # of every chain, None where a controller chooses
     most: int = MOST_LEVELS  # the longest chain
     expected: Mapping[str, float] = field(default_factory=dict)  # α of drafts by their own evaluation
+    free: tuple[str, ...] = ()  # sources without a model, each of which a row may have alone, in place of a draft
 
 
 class Selection(Protocol):
@@ -38,7 +39,7 @@ class Selection(Protocol):
     coming: Mapping[str, str]  # rows → the draft that each will switch to soon, so that it reads their texts ahead
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
-        """Return the draft of each row, one of its `drafts_of`. Asked again about the same step it answers alike."""
+        """Return the member of each row, one of its `members_of`. Asked again about the same step it answers alike."""
         ...
 
     def observe(self, result: StepResult, chosen: Choices) -> None:
@@ -66,9 +67,14 @@ class Present:
 
 
 class SelectionState:
-    """State that selections share. At first nothing is on trial, known of rows, or coming."""
+    """State that selections share. At first nothing is on trial, known of rows, or coming.
 
-    def __init__(self) -> None:
+    Args:
+        free: see `SelectionParts`.
+    """
+
+    def __init__(self, free: Sequence[str] = ()) -> None:
+        self.free = tuple(free)
         self.on_trial: Mapping[str, float] = {}
         self.beliefs: Mapping[str, float] = {}
         self.coming: Mapping[str, str] = {}
@@ -86,12 +92,29 @@ def drafts_of(row: RowView) -> tuple[Option, ...]:
     return tuple([option for option in row.options if option.drafted_by_model and option.limit])
 
 
-def only(row: RowView, source: str | None, belief: float | None = None) -> RowView:
-    """Return the row with one draft, or none, beside its sources without a model.
+def members_of(row: RowView, free: Sequence[str] = ()) -> list[str]:
+    """Return the members of the pool that a row may have: its drafts, then the sources without a model.
+
+    A source without a model is one whether it finds something in this step or not: it may in the next one. A row that
+    nothing can be drafted for has none.
+
+    Args:
+        free: see `SelectionParts`.
+    """
+    found = [option.source for option in drafts_of(row)]
+    return [*found, *free] if found or any(option.limit for option in row.options) else []
+
+
+def only(row: RowView, source: str | None, belief: float | None = None, free: Sequence[str] = ()) -> RowView:
+    """Return the row with one draft, or none, beside its sources without a model; or with one of these alone.
 
     Args:
         belief: see `RowView`.
+        free: see `SelectionParts`.
     """
+    if source in free:
+        own = [option for option in row.options if option.source == source]
+        return row.with_option(own[0]) if own else row._replace(limit=0, match=0, likely=None, others=(), belief=None)
     if row.source == source and row.drafted_by_model:
         return row._replace(others=tuple([own for own in row.others if not own.drafted_by_model]), belief=belief)
     kept = [option for option in row.options if not option.drafted_by_model or option.source == source]

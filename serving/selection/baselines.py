@@ -12,7 +12,7 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of
+from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, members_of
 from distillspec.serving.selection.rewards import ALL, Rewards, row_rewards
 
 REMEMBERED = 1000  # prompts
@@ -21,14 +21,14 @@ REMEMBERED = 1000  # prompts
 class ByRequest(SelectionState, ABC):
     """Chooses once a request, by `pick`. A row whose draft cannot draft for it gets another one until it can."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, free: Sequence[str] = ()) -> None:
+        super().__init__(free)
         self._chosen: dict[str, str] = {}
         self._instead: dict[str, str] = {}  # of rows whose draft cannot draft for them
 
     @abstractmethod
     def pick(self, row: RowView, drafts: Sequence[str]) -> str:
-        """Return one of the row's drafts. Asked once a row, and again in place of a draft that cannot draft."""
+        """Return one of the row's members. Asked once a row, and again in place of a draft that cannot draft."""
 
     def learn(self, result: StepResult, chosen: Choices) -> None:
         """Learn from a step. By default nothing."""
@@ -48,7 +48,7 @@ class ByRequest(SelectionState, ABC):
         return
 
     def _of(self, row: RowView) -> str | None:
-        name, drafts = row.sequence_id, [option.source for option in drafts_of(row)]
+        name, drafts = row.sequence_id, members_of(row, self.free)
         own = self._chosen.get(name)
         if not drafts:
             return None
@@ -64,13 +64,14 @@ class Fixed(ByRequest):
     """The same draft for every request, the next one where it cannot draft.
 
     Args:
-        draft: its name, None: the first.
+        draft: its name, or that of a source without a model. None: the first draft.
     """
 
     def __init__(self, parts: SelectionParts, draft: str | None = None) -> None:
-        super().__init__()
-        if draft is not None and draft not in parts.drafts:
-            raise ConfigError(f"selection_options.draft={draft} is no draft; there are {', '.join(parts.drafts)}")
+        super().__init__(parts.free)
+        members = (*parts.drafts, *parts.free)
+        if draft is not None and draft not in members:
+            raise ConfigError(f"selection_options.draft={draft} is no draft; there are {', '.join(members)}")
         self.draft = draft
 
     def pick(self, row: RowView, drafts: Sequence[str]) -> str:
@@ -92,7 +93,7 @@ class Drawn(ByRequest):
     """A draft drawn for each request."""
 
     def __init__(self, parts: SelectionParts) -> None:
-        super().__init__()
+        super().__init__(parts.free)
         self.seed = parts.seed
 
     def pick(self, row: RowView, drafts: Sequence[str]) -> str:
@@ -107,7 +108,7 @@ class EpsilonGreedy(ByRequest):
     """
 
     def __init__(self, parts: SelectionParts, epsilon: float = 0.2) -> None:
-        super().__init__()
+        super().__init__(parts.free)
         if not 0 <= epsilon <= 1:
             raise ConfigError(f"selection_options.epsilon={epsilon} must be in [0, 1]")
         self.seed, self.epsilon = parts.seed, epsilon
@@ -133,7 +134,7 @@ class ByPromptLength(ByRequest):
     """The longer a prompt is among those seen, the dearer its draft (the greedy baseline of SPIN, Chen et al. 2025)."""
 
     def __init__(self, parts: SelectionParts) -> None:
-        super().__init__()
+        super().__init__(parts.free)
         self.latency = parts.latency
         self._lengths: list[int] = []  # of the last prompts, sorted
         self._seen = deque[int]()  # the same in their order
@@ -144,6 +145,8 @@ class ByPromptLength(ByRequest):
         self._seen.append(length)
         if len(self._seen) > REMEMBERED:
             self._lengths.remove(self._seen.popleft())
-        by_cost = sorted(drafts, key=lambda source: latency.of_draft(False, source).loop_s(1, 0, 1))
+        models = [source for source in drafts if source not in self.free]
+        costs = {source: latency.of_draft(False, source).loop_s(1, 0, 1) for source in models}
+        by_cost = sorted(drafts, key=lambda source: costs.get(source, 0.0))
         rank = bisect_right(self._lengths, length) / len(self._lengths)
         return by_cost[min(len(by_cost) - 1, int(rank * len(by_cost)))]

@@ -32,6 +32,7 @@ class Prospect(NamedTuple):
     reading_s: Floats  # `[m]`, seconds in which a draft reads what it has not read of the row's text
     left: float  # tokens that the row is taken to write still
     context: int  # its cached tokens
+    used: float = 1.0  # share of its steps that a draft drafts in, and no source without a model
 
 
 class Batch:
@@ -42,6 +43,8 @@ class Batch:
         drafts: costs of each of the m drafts.
         latency: costs of steps.
         fixed: the length of every chain, None where it is chosen.
+        free: the place of what rows may have in place of a draft: sources without a model alone. They stand beside each
+            draft too, so that what they bring is the same whatever a row has, and is left out. None: there are none.
     """
 
     def __init__(
@@ -50,12 +53,14 @@ class Batch:
         drafts: Sequence[LatencyModel],
         latency: LatencyModel,
         fixed: int | None = None,
+        free: int | None = None,
     ) -> None:
-        self.drafts, self.latency, self.fixed = drafts, latency, fixed
+        self.drafts, self.latency, self.fixed, self.free = drafts, latency, fixed, free
         self.tokens = numpy.stack([row.tokens for row in rows])  # [n, m, L]
         self.able = numpy.stack([row.able for row in rows])
         self.reading_s = numpy.stack([row.reading_s for row in rows])
         self.left = numpy.array([row.left for row in rows])
+        self.used = numpy.array([row.used for row in rows])
         self.context = sum([row.context for row in rows])
         self._loops: dict[tuple[int, int], Floats] = {}  # by draft and rows
 
@@ -78,19 +83,20 @@ class Batch:
         """
         if price is None:
             return self.rate(own, self.rate(own, len(self.left) / self.plain_s))
-        tokens, seconds, nodes = float(len(own)), self.plain_s, 0
+        tokens, seconds, nodes = float(len(own)), self.plain_s, 0.0
         for place in numpy.unique(own[own != NONE]).tolist():
             rows = (own == place) & self.able[:, place]
             count = int(rows.sum())
-            if not count:
+            if not count or place == self.free:
                 continue
-            gains, loops = self.tokens[rows, place].sum(0), self._loop_s(place, count)
-            worth = gains - price * (loops + self.node_s * count * numpy.arange(1, len(gains) + 1))
+            used = self.used[rows]
+            gains, loops = used @ self.tokens[rows, place], self._loop_s(place, count) * (1 - (1 - used).prod())
+            worth = gains - price * (loops + self.node_s * used.sum() * numpy.arange(1, len(gains) + 1))
             at = int(worth.argmax()) if self.fixed is None else min(self.fixed, len(gains)) - 1
             if worth[at] <= 0 and self.fixed is None:
                 continue
-            tokens, nodes = tokens + float(gains[at]), nodes + count * (at + 1)
-            share = (1 + self.tokens[rows, place, at]) / self.left[rows]  # of what is left, in a step
+            tokens, nodes = tokens + float(gains[at]), nodes + float(used.sum()) * (at + 1)
+            share = (1 + used * self.tokens[rows, place, at]) / self.left[rows]  # of what is left, in a step
             seconds += float(loops[at] + (self.reading_s[rows, place] * share).sum())
         return tokens / (seconds + self._verifying_s(nodes))
 
@@ -144,12 +150,16 @@ class Batch:
         lengths = numpy.arange(1, self.tokens.shape[2] + 1)
         if self.fixed is not None:
             lengths = lengths[min(self.fixed, len(lengths)) - 1 :][:1]
-        found = self.tokens[..., lengths - 1] - price * self.node_s * lengths
-        written = 1 + numpy.take_along_axis(self.tokens, lengths[found.argmax(2)][..., None] - 1, 2)[..., 0]
+        used = self.used[:, None]
+        found = used[..., None] * (self.tokens[..., lengths - 1] - price * self.node_s * lengths)
+        written = 1 + used * numpy.take_along_axis(self.tokens, lengths[found.argmax(2)][..., None] - 1, 2)[..., 0]
         reading_s = self.reading_s * written / self.left[:, None]  # a step's share
-        return numpy.where(self.able, found.max(2) - price * reading_s, NOTHING)
+        worth = found.max(2) - price * reading_s
+        if self.free is not None:
+            worth[:, self.free] = 0.0
+        return numpy.where(self.able, worth, NOTHING)
 
-    def _verifying_s(self, nodes: int) -> float:
+    def _verifying_s(self, nodes: float) -> float:
         """Return the seconds that drafted tokens add to the target's pass."""
         table, rows = self.latency.target, len(self.left)
         return table.seconds(0, rows + nodes) - table.seconds(0, rows)

@@ -16,10 +16,11 @@ from distillspec.serving.base.rows import RowView
 from distillspec.serving.costs.drafted import Ints
 from distillspec.serving.costs.table import Floats
 from distillspec.serving.selection.accepting import domain_place, features, moved, of_domain, sigmoid
-from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of
+from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of, members_of
 from distillspec.serving.selection.batch import NONE, Batch, Prospect
 from distillspec.serving.selection.dominance import SURE, Dominance
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
+from distillspec.serving.selection.free_share import FreeShare
 
 LEARN_EVERY = 16  # steps whose trials are learnt from together, and between two reviews of the rows' drafts
 REVIEW = 16  # tokens that a draft writes for an answer before the answer may get another one
@@ -33,12 +34,16 @@ class Answer:
     draft: str
     since: int  # tokens of its text when it got this draft
     known: Floats  # its features, where it was at its last review
-    belief: float  # P(a token of its draft is accepted) by these, before its own trials. As drawn, while it is on trial
+    # P(a token of its draft is accepted) by these, before its own trials. As drawn, while it is on trial. None: the
+    # answer has a source without a model alone.
+    belief: float | None
     loss: float = 0.0  # share of its tokens that the draft costs, if it is not the one expected to be best
     coming: str | None = None  # the draft that it switches to when that has read its text
     prospect: tuple[Sequence[str], Prospect] | None = None  # drafts, and what they would bring it
     own: dict[str, Tried] = field(default_factory=dict)  # tokens of each draft that were learnt from
     new: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # steps, and those since they were learnt from
+    steps: int = 0  # so far
+    free: int = 0  # those in which a source without a model drafted
 
 
 class GoodputSelection(SelectionState):
@@ -46,7 +51,8 @@ class GoodputSelection(SelectionState):
 
     A new request draws each draft's acceptance from its posterior and takes the draft with the most expected tokens a
     second (Thompson 1933): drafts are tried as long as they may be the best. Every `LEARN_EVERY` steps the drafts of
-    all rows are chosen together again, by the rows' own trials too (see `Batch`).
+    all rows are chosen together again, by the rows' own trials too (see `Batch`). Sources without a model stand beside
+    each draft. A row has one of them alone where no draft is worth its passes, and the reading of the row's text.
 
     Args:
         fast_switching: the new draft reads the text in spare room of steps, and the old one drafts until it has.
@@ -57,9 +63,10 @@ class GoodputSelection(SelectionState):
     """
 
     def __init__(self, parts: SelectionParts, fast_switching: bool = True) -> None:
-        super().__init__()
+        super().__init__(parts.free)
         self.parts, self.fast_switching = parts, fast_switching
         self._acceptance = DraftsAcceptance(parts.expected, parts.most)
+        self._share = FreeShare(parts.free)
         self._blocks = set[str]()  # drafts that draft all tokens in one pass
         self._answers: dict[str, Answer] = {}
         self._reviewed_at, self._reviewed = 0, 0  # the step, and its rows
@@ -73,17 +80,23 @@ class GoodputSelection(SelectionState):
             self._review(rows)
         running = [(row.sequence_id, self._answers.get(row.sequence_id)) for row in rows]
         answers = [(name, answer) for name, answer in running if answer is not None]
-        self.beliefs = {name: answer.belief for name, answer in answers}
+        self.beliefs = {name: answer.belief for name, answer in answers if answer.belief is not None}
         self.coming = {name: answer.coming for name, answer in answers if answer.coming}
         self.on_trial = {name: answer.loss for name, answer in answers if answer.loss}
-        able = {row.sequence_id for row in rows if drafts_of(row)}
+        able = {row.sequence_id for row in rows if members_of(row, self.free)}
         return {name: None if answer is None or name not in able else answer.draft for name, answer in running}
 
     def observe(self, result: StepResult, chosen: Choices) -> None:
+        views = {row.sequence_id: row for row in result.view.rows} if self.free else {}
         for row in decoding_rows(result):
             source, answer = chosen.get(row.sequence_id), self._answers.get(row.sequence_id)
             if source is None or answer is None:
                 continue
+            if self.free:
+                answer.steps += 1
+                answer.free += self._share.saw(views[row.sequence_id], row.trials)
+            if source in self.free:
+                continue  # nothing is learnt of drafts
             # Also tokens tried behind rejected n-grams, for few are tried first. Such text is harder, for every draft.
             trials = [trial for trial in ranked_of_source(row.trials, source) if trial.rank == 0]
             if not trials:
@@ -118,15 +131,15 @@ class GoodputSelection(SelectionState):
             answer.own.pop(source, None)
             answer.new.pop(source, None)
             if answer.draft == source:
-                answer.loss, answer.belief = 0.0, self._acceptance.chance(source, answer.known)
+                answer.loss, answer.belief = 0.0, self._belief(source, answer.known)
 
     def _keep(self, row: RowView, rows: Sequence[RowView]) -> None:
         """Keep a row's draft, or begin with one: for a new answer, or where its draft may not draft for it."""
         answer = self._answers.get(row.sequence_id)
         if answer is not None and answer.coming is not None:
             self._arrive(row, answer)
-        drafts = drafts_of(row)
-        if not drafts or (answer is not None and any(option.source == answer.draft for option in drafts)):
+        members = members_of(row, self.free)
+        if not members or (answer is not None and answer.draft in members):
             return
         if answer is not None:
             self._learn_from(answer)
@@ -156,11 +169,12 @@ class GoodputSelection(SelectionState):
         expected, hoped = (self._batch([*beside, each], names) for each in prospects)
         price = expected.rate(own)
         rates, hopes = (batch.rates(own, len(others), price) for batch in (expected, hoped))
-        able = [place for place, name in enumerate(names) if any(option.source == name for option in drafts_of(row))]
+        able = [names.index(self._arm(name)) for name in members_of(row, self.free)]
+        able.sort(key=lambda place: names[place] not in self.free)  # first, where no draft is worth more than nothing
         chosen = max(able, key=lambda place: hopes[place])
         lost = len(own) * (1 - rates[chosen] / max([rates[place] for place in able]))
         # A trial is believed in: by what is expected of the draft, a controller might let it draft nothing.
-        belief = max(mean[chosen], drawn[chosen]) if lost else mean[chosen]
+        belief = None if names[chosen] in self.free else max(mean[chosen], drawn[chosen]) if lost else mean[chosen]
         answer = Answer(names[chosen], row.context_tokens, known, belief, min(1.0, lost))
         answer.prospect = names, prospects[0]
         best = max(able, key=lambda place: rates[place])
@@ -169,7 +183,7 @@ class GoodputSelection(SelectionState):
             for place, (log_odds, deviation) in enumerate(found)
         ]
         worst = self._batch([*beside, self._prospect(row, names, careful)], names).rates(own, len(others), price)
-        if chosen == best == max(able, key=lambda place: worst[place]):
+        if names[best] not in self.free and chosen == best == max(able, key=lambda place: worst[place]):
             chance = self._acceptance.chance(names[best], of_domain(row))
             self._dominance.is_certain(_kind(row, rows), names[best], chance)
         else:
@@ -194,7 +208,7 @@ class GoodputSelection(SelectionState):
             self._learn_from(answer)
             answer.known, answer.prospect = moved(answer.known, row), None
             if not answer.loss or answer.draft in answer.own:
-                answer.belief = self._acceptance.chance(answer.draft, answer.known)
+                answer.belief = self._belief(answer.draft, answer.known)
         if len(names) < 2 or not running:
             return
         settled = [row.context_tokens >= answer.since + REVIEW for row, answer in zip(running, answers, strict=True)]
@@ -210,28 +224,36 @@ class GoodputSelection(SelectionState):
 
     def _arrive(self, row: RowView, answer: Answer) -> None:
         """Let an answer switch to the draft that is coming, once that needs no pass of its own to read its text."""
-        option = next((own for own in drafts_of(row) if own.source == answer.coming), None)
-        if option is None:
+        source = answer.coming
+        unread = {own.source: own.unread_tokens for own in drafts_of(row)} | dict.fromkeys(self.free, 0)
+        if source is None or source not in unread:
             answer.coming = None
-        elif option.unread_tokens <= ALONG or not self.fast_switching:
-            answer.draft, answer.coming, answer.since = option.source, None, row.context_tokens
-            answer.belief = self._acceptance.chance(answer.draft, answer.known)
+        elif unread[source] <= ALONG or not self.fast_switching:
+            answer.draft, answer.coming, answer.since = source, None, row.context_tokens
+            answer.belief = self._belief(source, answer.known)
+
+    def _belief(self, source: str, known: Floats) -> float | None:
+        return None if source in self.free else self._acceptance.chance(source, known)
+
+    def _arm(self, source: str) -> str:
+        """Return the member that stands for a source: of those without a model, the best for all."""
+        return self._share.best if source in self.free else source
 
     def _names(self, rows: Sequence[RowView]) -> list[str]:
-        """Return the drafts that could draft for any of these rows."""
-        return list(dict.fromkeys([option.source for row in rows for option in drafts_of(row)]))
+        """Return the drafts that could draft for any of these rows, and the best source without a model."""
+        return list(dict.fromkeys([self._arm(source) for row in rows for source in members_of(row, self.free)]))
 
     def _places(self, rows: Sequence[RowView], names: Sequence[str]) -> Ints:
         """Return the place of each row's draft among the names, the one that is coming where there is one."""
         answers = [self._answers.get(row.sequence_id) for row in rows]
-        drafts = [None if answer is None else answer.coming or answer.draft for answer in answers]
+        drafts = [None if answer is None else self._arm(answer.coming or answer.draft) for answer in answers]
         return numpy.array([NONE if draft not in names else names.index(draft) for draft in drafts], dtype=int)
 
     def _batch(self, rows: Sequence[Prospect], names: Sequence[str]) -> Batch:
         latency = self.parts.latency()
-        return Batch(
-            rows, [latency.of_draft(name in self._blocks, name) for name in names], latency, self.parts.fixed_length
-        )
+        costs = [latency.of_draft(name in self._blocks, name) for name in names]
+        free = next((place for place, name in enumerate(names) if name in self.free), None)
+        return Batch(rows, costs, latency, self.parts.fixed_length, free)
 
     def _prospect_of(self, row: RowView, names: Sequence[str]) -> Prospect:
         """Return what drafts would bring an answer, as it was known at its last review."""
@@ -254,7 +276,13 @@ class GoodputSelection(SelectionState):
             tokens[place] = survival.cumsum()
             reading_s[place] = latency.reading_s(option.unread_tokens, option.source)
         left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
-        return Prospect(tokens, tokens[:, 0] > 0, reading_s, left, row.context_tokens)
+        able = tokens[:, 0] > 0
+        if not self.free:
+            return Prospect(tokens, able, reading_s, left, row.context_tokens)
+        able |= numpy.array([name in self.free for name in names])
+        answer = self._answers.get(row.sequence_id)
+        share = self._share.of(row, *((0, 0) if answer is None else (answer.steps, answer.free)))
+        return Prospect(tokens, able, reading_s, left, row.context_tokens, 1.0 - share)
 
 
 def _kind(row: RowView, rows: Sequence[RowView]) -> Hashable:

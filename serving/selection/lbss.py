@@ -13,7 +13,7 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.rows import ANY, RowView
-from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of
+from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, members_of
 from distillspec.serving.selection.rewards import ALL, Rewards, row_rewards
 
 
@@ -42,10 +42,11 @@ class Lbss(SelectionState):
         first: int = 6,
         fast_switching: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(parts.free)
         by_draft, others = (dict(places), 0) if isinstance(places, Mapping) else ({}, places)
-        if unknown := [name for name in by_draft if name not in parts.drafts]:
-            there = ", ".join(parts.drafts)
+        members = (*parts.drafts, *parts.free)
+        if unknown := [name for name in by_draft if name not in members]:
+            there = ", ".join(members)
             raise ConfigError(f"selection_options.places.{unknown[0]} is no draft; there are {there}")
         numbers = {"chunks": chunks, "chunk": chunk, "places": min([others, *by_draft.values()]), "first": first}
         for name, value in numbers.items():
@@ -72,7 +73,7 @@ class Lbss(SelectionState):
             self.coming = self._ahead(rows, found)
             return found
         self.on_trial = {}
-        able = {row.sequence_id: [option.source for option in drafts_of(row)] for row in rows}
+        able = {row.sequence_id: members_of(row, self.free) for row in rows}
         kept = {row: own for row in able if (own := self._matched.get(row)) is not None and own in able[row]}
         if len(kept) < len(able):
             new = self._match({row: own for row, own in able.items() if row not in kept}, kept)
@@ -112,7 +113,7 @@ class Lbss(SelectionState):
         key, taken = f"{self.seed}/{self.epoch if epoch is None else epoch}/{slot // self.chunk}", Counter[str]()
         found: dict[str, str | None] = {}
         for row in rows:
-            free = [option.source for option in drafts_of(row) if self._has_place(option.source, taken)]
+            free = [source for source in members_of(row, self.free) if self._has_place(source, taken)]
             found[row.sequence_id] = own = Random(f"{key}/{row.sequence_id}").choice(free) if free else None
             taken.update([] if own is None else [own])
         return found

@@ -35,21 +35,24 @@ def with_selection(
     *,
     seed: int = 0,
     expected: Mapping[str, float] | None = None,
+    free: Sequence[str] = (),
 ) -> SelectingController:
     """Return a controller that gives each row one of several drafts, and its length by the controller inside.
 
     Args:
         drafts: their names.
         expected: α of drafts by their own evaluation, as far as it is known.
+        free: sources without a model, members beside the drafts.
     """
     own, most = innermost(inside), inside.speculation_length
     fixed = most or None if isinstance(own, FixedLength | FixedTree) else None
 
     def make(latency: Callable[[], LatencyModel]) -> Selection:
-        parts = SelectionParts(tuple(drafts), seed, latency, fixed, most or MOST_LEVELS, expected or {})
+        levels, known = most or MOST_LEVELS, expected or {}
+        parts = SelectionParts(tuple(drafts), seed, latency, fixed, levels, known, tuple(free))
         return make_selection(name, parts, options or {})
 
-    return SelectingController(inside, make)
+    return SelectingController(inside, make, free)
 
 
 def compared_selection(
@@ -60,23 +63,25 @@ def compared_selection(
     *,
     seed: int = 0,
     expected: Mapping[str, float] | None = None,
+    free: Sequence[str] = (),
     costs: LatencyModel | None = None,
 ) -> SelectingController:
-    """Return a controller with a selection for a comparison: a name of the table, or a draft's for every request.
+    """Return a controller with a selection for a comparison: a name of the table, or a member's for every request.
 
     Args:
         costs: measured ones, for a controller inside that knows none.
-        inside, name, drafts, options, seed, expected: see `with_selection`.
+        inside, name, drafts, options, seed, expected, free: see `with_selection`.
 
     Raises:
         ConfigError: the name is neither.
     """
-    if name in drafts:
+    members = (*drafts, *free)
+    if name in members:
         name, options = "fixed", {"draft": name}
     elif name not in SELECTIONS:
-        known = ", ".join([*SELECTIONS, *drafts])
+        known = ", ".join([*SELECTIONS, *members])
         raise ConfigError(f"selections: {name} is no selection and no draft; use some of {known}")
-    made = with_selection(inside, name, drafts, options, seed=seed, expected=expected)
+    made = with_selection(inside, name, drafts, options, seed=seed, expected=expected, free=free)
     made.costs = costs
     return made
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from distillspec.serving.base.catch_up import ALONG, MOST
@@ -39,17 +39,24 @@ class SelectionFigures:
 class SelectingController(WrappedController):
     """Plans with the controller inside, which sees one draft a row, the one that `selection` chooses.
 
-    Sources without a model stay beside it.
+    Sources without a model stay beside it. A row may also have one of them alone, and then no draft reads its text.
 
     Args:
         make: the selection, given what tells the present costs of steps.
+        free: see `SelectionParts`.
 
     Attributes:
         costs: measured ones, for a controller inside that knows none.
     """
 
-    def __init__(self, inside: LengthController, make: Callable[[Callable[[], LatencyModel]], Selection]) -> None:
+    def __init__(
+        self,
+        inside: LengthController,
+        make: Callable[[Callable[[], LatencyModel]], Selection],
+        free: Sequence[str] = (),
+    ) -> None:
         super().__init__(inside)
+        self.free = tuple(free)
         self.costs: LatencyModel | None = None
         self.selection = make(self._latency)
         self.figures = SelectionFigures()
@@ -62,7 +69,7 @@ class SelectingController(WrappedController):
     def plan_by(self, view: BatchView, lengths: LengthController) -> Plan:
         chosen = self.selection.choose(view.rows)
         beliefs = self.selection.beliefs
-        rows = [only(row, chosen[row.sequence_id], beliefs.get(row.sequence_id)) for row in view.rows]
+        rows = [only(row, chosen[row.sequence_id], beliefs.get(row.sequence_id), self.free) for row in view.rows]
         seen = replace(view, rows=tuple(rows))
         return replace(lengths.plan(seen), chosen=chosen, readings=self._readings(view), seen=seen)
 

@@ -1,4 +1,4 @@
-"""Thread that drafts a step's micro-batches while the target verifies those before, with cores of its own."""
+"""Thread that drafts a step's micro-batches while the target verifies those before, on CPUs with cores of its own."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ class DraftThread:
     """Runs work in order, ahead of whoever takes the results. Its cores are taken from the caller's.
 
     With one core nothing is gained: check `cores` before.
+
+    Args:
+        computes: False for work that is launched on other devices, which takes no cores.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, computes: bool = True) -> None:
         self.cores = torch.get_num_threads()
         self._own = max(1, self.cores // DRAFT_SHARE)
+        self._computes = computes
         self._executor: ThreadPoolExecutor | None = None
 
     def ahead(self, items: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[T, R]]:
@@ -33,14 +37,16 @@ class DraftThread:
             self._executor = ThreadPoolExecutor(
                 1, thread_name_prefix="drafts", initializer=compute_with, initargs=(self._own,)
             )
-        torch.set_num_threads(self.cores - self._own)
+        if self._computes:
+            torch.set_num_threads(self.cores - self._own)
         waiting = [self._executor.submit(_inferring, work, item) for item in items]
         try:
             for item, result in zip(items, waiting, strict=True):
                 yield item, result.result()
         finally:
             wait(waiting)  # after an error too: sequences may change from here on
-            torch.set_num_threads(self.cores)
+            if self._computes:
+                torch.set_num_threads(self.cores)
 
     def stop(self) -> None:
         """End the thread."""

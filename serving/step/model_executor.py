@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,7 @@ from distillspec.serving.proposers.base import (
 from distillspec.serving.proposers.draft_health import DraftHealth
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.step.commit import Committer
+from distillspec.serving.step.draft_stream import DraftStream
 from distillspec.serving.step.draft_thread import DraftThread
 from distillspec.serving.step.executor import StepWork
 from distillspec.serving.step.late_states import LateStates
@@ -57,7 +59,8 @@ class ModelExecutor:
     `proposer` may be replaced between steps, by `use_proposer`.
 
     Args:
-        micro_batches: see `MicroBatches`. With a single core there is one.
+        micro_batches: see `MicroBatches`. On a CPU with a single core there is one. On CUDA drafts of several run on a
+            stream or a device of their own.
     """
 
     sequences: SequenceManager
@@ -71,8 +74,10 @@ class ModelExecutor:
         micro_batches: int = 1,
     ) -> None:
         self.target, self.runner, self.sampler = target, runner, sampler
-        self._thread = DraftThread()
-        self._batches = MicroBatches(micro_batches if self._thread.cores > 1 else 1)
+        launches = target.device.type == "cuda"
+        self._thread = DraftThread(computes=not launches)
+        self._batches = MicroBatches(micro_batches if launches or self._thread.cores > 1 else 1)
+        self._stream = DraftStream(target.device) if launches and micro_batches != 1 else None
         self.committer, self._late = Committer(runner.cache), LateStates(runner)
         self._set(proposer)
 
@@ -147,10 +152,12 @@ class ModelExecutor:
 
     def _drafted(self, parts: Sequence[StepWork]) -> Generator[tuple[StepWork, list[TokenTree]]]:
         """Yield each micro-batch with its trees. A thread drafts those behind meanwhile, if there are several."""
-        if len(parts) > 1:
+        if len(parts) == 1:
+            yield parts[0], self._draft(parts[0])
+        elif self._stream is None:
             yield from self._thread.ahead(parts, self._draft)
         else:
-            yield parts[0], self._draft(parts[0])
+            yield from self._stream.in_order(partial(self._thread.ahead, parts), self._draft)
 
     def _draft(self, work: StepWork) -> list[TokenTree]:
         with work.timer.drafting():

@@ -30,6 +30,7 @@ class GateDecision:
     gamma: tuple[int, int] | None = None  # lengths of these
     alpha: tuple[float, float] | None = None  # before and after
     domains: dict[str, float] = field(default_factory=dict)  # gain by domain
+    pool: Interval | None = None  # gain of the whole pool, for a draft that is to join it
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from distillspec.serving.online.gate.decision import GateDecision, decide, is_worse
+from distillspec.serving.online.gate.pool_comparison import PoolComparison
 from distillspec.serving.online.judging.evidence import Costs, Evidence, Pair, paired
 from distillspec.serving.online.judging.question import SUSPICIONS, Question
 from distillspec.serving.online.judging.score import Score
@@ -23,7 +24,7 @@ class Judge:
 
     Args:
         costs: of a step with the draft in service.
-        margin: returns the gain that a candidate must exceed. Default: the gate's.
+        compared: returns what a candidate that is to join a pool brings the pool. None: it takes the place of another.
     """
 
     def __init__(
@@ -33,10 +34,10 @@ class Judge:
         replay: ReplayLog,
         table: ScoreTable,
         costs: Callable[[], Costs],
-        margin: Callable[[], float] | None = None,
+        compared: Callable[[], PoolComparison | None] | None = None,
     ) -> None:
         self.config, self.registry, self.replay, self.table = settings.gate, registry, replay, table
-        self._costs, self._margin = costs, margin
+        self._costs, self._compared = costs, compared
 
     def evidence(self, question: Question) -> Evidence:
         """Return what both drafts of a question have been scored on."""
@@ -56,11 +57,15 @@ class Judge:
             return GateDecision(*names, "inconclusive", f"{question.against.name} serves, and {problem}")
         if shortage := self.table.shortage(question.version.name):
             return GateDecision(*names, "inconclusive", shortage)
+        pool = None if self._compared is None else self._compared()
+        if pool is not None and pool.problem is not None:
+            return GateDecision(*names, "refused", pool.problem)
         evidence = self.evidence(question)
         if not evidence.pairs:
             return None
-        config = self.config if self._margin is None else replace(self.config, margin=self._margin())
-        return decide(*names, evidence, config, 1 + self.registry.judged_in_vain(), final=final)
+        config = self.config if pool is None else replace(self.config, margin=pool.least_gain(self.config.margin))
+        found = decide(*names, evidence, config, 1 + self.registry.judged_in_vain(), final=final)
+        return found if pool is None or found is None else _of_pool(found, pool)
 
     def regression(self, question: Question) -> str | None:
         """Return why the version in service is worse than its predecessor, None if that is not shown."""
@@ -109,3 +114,10 @@ class Judge:
         if rolled_back := next((version.name for version in since if version.status == "rolled_back"), None):
             return f"it was made from {rolled_back}, which was rolled back"
         return self.registry.problem_of(candidate) or self.table.problem(candidate.name)
+
+
+def _of_pool(found: GateDecision, pool: PoolComparison) -> GateDecision:
+    """Return a decision with what it says of the whole pool."""
+    if found.gain is None:
+        return found
+    return replace(found, pool=pool.interval(found.gain), reason=f"{found.reason}; {pool.describe(found.gain)}")

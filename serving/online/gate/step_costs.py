@@ -27,6 +27,15 @@ class ServedLoad:
             self._context += (sum([row.context_tokens for row in rows]) / len(rows) - self._context) / MEMORY
 
     @property
+    def rows(self) -> float:
+        """Return the rows of a typical step."""
+        return self._rows
+
+    def step_s(self, latency: LatencyModel, rows: int) -> float:
+        """Return the seconds of a plain step of so many rows with typical contexts."""
+        return latency.target_s([round(self._context)] * rows, [0] * rows)
+
+    @property
     def contexts(self) -> list[int]:
         """Return the contexts of a typical step's rows."""
         return [round(self._context)] * max(1, round(self._rows))

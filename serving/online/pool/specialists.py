@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from distillspec.serving.online.state.layout import OnlineSettings, TrainerContr
 from distillspec.serving.online.state.pool import Member
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.selection.selecting import SelectionFigures
+
+log = logging.getLogger(__name__)
 
 ENOUGH = 64  # answers of a domain, and tokens tried on it, that its acceptance is taken from
 LEARNT = 2  # judged versions of a draft before its domains may get specialists
@@ -34,6 +37,8 @@ class Specialists:
     Args:
         registry: of the folder.
         report: takes every clone and withdrawal.
+        problem: returns why one more draft, given the name of the one that it is cloned from and its own, does not fit
+            into memory. None: it fits.
     """
 
     def __init__(
@@ -42,9 +47,11 @@ class Specialists:
         replay: ReplayLog,
         registry: VersionRegistry,
         report: Callable[[dict[str, Any]], None],
+        problem: Callable[[str, str], str | None] = lambda owner, name: None,
     ) -> None:
         self.config, self.layout = settings.adapt, settings.layout
-        self.replay, self.registry, self._report = replay, registry, report
+        self.replay, self.registry, self._report, self._problem = replay, registry, report, problem
+        self._refused: set[str] = set()  # specialists that the log was told of
 
     def fruitless(self) -> list[tuple[str, str]]:
         """Return the specialists on trial that have learnt in vain, each with the reason to withdraw it."""
@@ -55,7 +62,8 @@ class Specialists:
     def clone(self) -> Member | None:
         """Clone a draft for the domain that needs it most.
 
-        None: no domain does, its draft has not learnt enough, a specialist is on trial, or there are to be none.
+        None: no domain does, its draft has not learnt enough, a specialist is on trial, one more draft does not fit, or
+        there are to be none.
         """
         pool = self.registry.pool
         members = pool.members()
@@ -65,7 +73,14 @@ class Specialists:
         domain = poor_domain(members, self.replay.by_draft(RECENT), pool.served_by(), below)
         if domain is None or not self._has_learnt(owner := domain.draft):
             return None
-        return self._clone(owner, domain)
+        return None if self._does_not_fit(owner, name_for(domain.domain)) else self._clone(owner, domain)
+
+    def _does_not_fit(self, owner: str, name: str) -> bool:
+        problem = self._problem(owner, name)
+        if problem is not None and name not in self._refused:
+            self._refused.add(name)
+            log.warning("no specialist %s is cloned: %s", name, problem)
+        return problem is not None
 
     def _has_learnt(self, owner: str) -> bool:
         judged = [version for version in self.registry.of(owner).versions() if version.verdict]
@@ -123,16 +138,11 @@ def _is_poor(text: DraftedText, known: Sequence[DraftedText], below: float) -> b
     return bool(tried) and text.accepted / text.tried < below * accepted / tried
 
 
-def least_gain(margin: float, cost: float, member: Member, replay: ReplayLog) -> float:
-    """Return the gain on its domain that a specialist must reach, so that the pool gains more than it pays.
-
-    Args:
-        margin: on its domain.
-        cost: share of all tokens that one more draft costs.
-    """
+def share_of(member: Member, replay: ReplayLog) -> float:
+    """Return the share of the newest tokens that a specialist's domain has, 0 to 1."""
     texts = replay.by_draft(RECENT)
     own, whole = sum([text.tokens for text in texts if text.domain == member.domain]), sum([t.tokens for t in texts])
-    return margin + (cost * whole / own if own else 1.0)
+    return own / whole if whole else 0.0
 
 
 def cost_of_a_draft(figures: SelectionFigures, drafts: int) -> float:

@@ -159,6 +159,24 @@ def test_another_models_cache_follows_the_same_table() -> None:
     assert cache.table[2].tolist() == [*cache.pages.tables[2], *[0] * (MAX_LEN // 16 + 1 - 3)]
 
 
+def test_a_cache_on_another_device_or_stream_has_a_table_of_its_own() -> None:
+    cache = paged(masked_attention, [20, 5, 0, 0], 16, seed=0)
+    updated(cache)
+    other = cache.another(torch.device(DEVICE))
+    assert other.table.data_ptr() != cache.table.data_ptr()
+    updated(other)  # what slots hold already
+    assert other.table.tolist() == cache.table.tolist()
+    cache.pages.resize(2, 33)
+    updated(other)
+    assert other.table_changes() == []
+    assert len(cache.table_changes()[0]) == 3, "each follows by itself"
+    updated(cache)
+    assert other.table.tolist() == cache.table.tolist()
+    other.release()
+    cache.pages.resize(2, 0)
+    assert other.table_changes() == [], "once it is released nothing is noted for it"
+
+
 def test_memory_for_timing_is_taken_while_there_is_some() -> None:
     cache = paged(masked_attention, [20, 5, 0, 0], 16, seed=0, spare=4)
     cache.commit(4, 48)

@@ -116,6 +116,6 @@ def test_one_core_drafts_and_verifies_one_after_another(draft: LanguageModel, ma
 
 
 def test_other_devices_are_refused(target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(target), "device", property(lambda self: torch.device("cuda")))
-    with pytest.raises(ConfigError, match="micro_batches=2 needs a CPU, not cuda"):
+    monkeypatch.setattr(type(target), "device", property(lambda self: torch.device("mps")))
+    with pytest.raises(ConfigError, match="micro_batches=2 needs a CPU or CUDA, not mps"):
         Engine(target, None, EngineSettings(micro_batches=2))

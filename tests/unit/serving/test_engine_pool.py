@@ -25,6 +25,7 @@ from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import RequestOutput
 from distillspec.serving.base.rows import RowView
 from distillspec.serving.draft_loading import draft_names
+from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.side_by_side import SideBySide
@@ -118,15 +119,16 @@ def test_drafts_come_and_go_under_traffic(
         save_draft(draft, folders.setdefault(name, tmp_path / name), target)
     engine = make_engine(dict(drafts), controller_object=restless(), **TIGHT)
     draws, changes, number, done = Random(1), 0, 0, dict[str, list[int]]()
-    released: list[weakref.ref[Any]] = []
+    released: list[weakref.ref[Any]] = []  # models, and runners with their caches
     while changes < 200 or engine.has_work:
         if changes < 200 and len(engine.sequences.unfinished) < 4:
             engine.submit(Request(str(number), tuple(asked[number % 8]), GREEDY))
             number += 1
         name = draws.choice(list(folders))
         if changes < 200 and draws.random() < 0.7:
+            if name in engine.drafts:
+                released += [weakref.ref(engine.drafts[name].model), weakref.ref(runner_of(engine, name))]
             if name in engine.drafts and draws.random() < 0.5:
-                released.append(weakref.ref(engine.drafts[name].model))
                 engine.unload_draft(name)
             else:
                 engine.load_draft(folders[name], name=name)
@@ -138,7 +140,16 @@ def test_drafts_come_and_go_under_traffic(
     gc.collect()
     alive = [own for own in (made() for made in released) if own is not None]
     kept = {id(draft.model) for draft in (*drafts.values(), *engine.drafts.values())}
-    assert all(id(model) in kept for model in alive)
+    kept |= {id(runner_of(engine, name)) for name in engine.drafts}
+    assert all(id(own) in kept for own in alive)
+    assert len(released) > 200
+
+
+def runner_of(engine: Engine, name: str) -> ModelRunner:
+    assert isinstance(engine.proposer, SideBySide)
+    member = engine.proposer.proposers[name]
+    assert isinstance(member, DraftModel)
+    return member.runner
 
 
 def test_a_draft_that_raises_rests_and_the_others_go_on(

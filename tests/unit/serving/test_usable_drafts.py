@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
@@ -82,7 +83,7 @@ def test_a_draft_that_there_is_no_memory_to_load_is_refused_by_name(
         save_draft(draft, tmp_path / name, target)
     load = draft_loading.load_draft
 
-    def loading(path: str | Path, own: LanguageModel) -> LanguageModel:
+    def loading(path: str | Path, own: LanguageModel, device: torch.device | None) -> LanguageModel:
         if Path(path).name == "large":
             raise MemoryError
         return load(path, own)

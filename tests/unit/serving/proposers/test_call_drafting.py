@@ -55,7 +55,14 @@ class NumberedSampler(TokenSampler):
     read: Counter[str]  # readers so far, by sequence
 
     def draws(
-        self, places: Sequence[Place], count: int, columns: Columns, siblings: int = 1, *, best: bool = False
+        self,
+        places: Sequence[Place],
+        count: int,
+        columns: Columns,
+        siblings: int = 1,
+        *,
+        best: bool = False,
+        device: torch.device | None = None,
     ) -> Draws:
         uniforms = torch.stack([self._next(place.sequence.id, count, siblings) for place in places])
         return make_draws(places, columns, count, uniforms, best=best)

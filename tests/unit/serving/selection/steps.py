@@ -18,8 +18,8 @@ CHEAP, DEAR = CostTable(((1.0, 1e-3), (8.0, 2e-3))), CostTable(((1.0, 8e-3), (8.
 COSTS = LatencyModel(TARGET, CHEAP, members={"a": CHEAP, "b": CHEAP, "dear": DEAR})
 
 
-def parts(drafts: Sequence[str] = ("a", "b"), seed: int = 0) -> SelectionParts:
-    return SelectionParts(tuple(drafts), seed, lambda: COSTS, LENGTH)
+def parts(drafts: Sequence[str] = ("a", "b"), seed: int = 0, free: Sequence[str] = ()) -> SelectionParts:
+    return SelectionParts(tuple(drafts), seed, lambda: COSTS, LENGTH, free=tuple(free))
 
 
 def row(
@@ -52,6 +52,7 @@ class World:
         self.selection, self.chances, self.random, self.behind = selection, chances, Random(seed), behind
         self.tokens = self.seconds = 0.0
         self.served: list[tuple[str, str]] = []  # domain, and the draft that wrote most
+        self.free: tuple[str, ...] = ()  # those of the sources in `chances` that are without a model
         self.asked = 0
 
     def serve(self, domain: str, tokens: int = 64) -> dict[str, int]:
@@ -71,7 +72,9 @@ class World:
 
     def row(self, name: str, written: int, domain: str) -> RowView:
         """Return the row of an answer. `chance` may depend on all that it has."""
-        return row(name, tuple(self.chances), written=written, domain=domain)
+        drafts = tuple([source for source in self.chances if source not in self.free])
+        free = {"free": self.free} if self.free else {}
+        return row(name, drafts, written=written, domain=domain, **free)
 
     def chance(self, source: str, domain: str, one: RowView) -> float:
         """Return P(a token is accepted | those before it were)."""
@@ -85,7 +88,7 @@ class World:
         chance, accepted = self.chance(source, domain, one), 0
         while accepted < LENGTH and self.random.random() < chance:
             accepted += 1
-        drafted_s = COSTS.of_draft(False, source).loop_s(1, 0, LENGTH)
+        drafted_s = 0.0 if source in self.free else COSTS.of_draft(False, source).loop_s(1, 0, LENGTH)
         target_s = TARGET.seconds(0, 1 + LENGTH)
         result = RowResult.chain(one.sequence_id, LENGTH, accepted, accepted + 1, source, domain)
         if self.behind:

@@ -8,6 +8,7 @@ import pytest
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.rows import RowView
+from distillspec.serving.selection.base import only
 from distillspec.serving.selection.baselines import (
     REMEMBERED,
     ByPromptLength,
@@ -33,6 +34,40 @@ def test_a_lookup_goes_before_the_model() -> None:
     selection = LookupElseModel(parts())
     assert selection.choose([row("1/0", free=("lookup",)), row("2/0")]) == {"1/0": None, "2/0": "a"}
     assert selection.choose([row("1/0", written=1)]) == {"1/0": "a"}
+
+
+def test_a_source_without_a_model_is_a_member_whether_it_has_something_or_not() -> None:
+    own = parts(free=("lookup",))
+    selection = Fixed(own, draft="lookup")
+    assert selection.choose([row("1/0"), row("2/0", free=("lookup",))]) == {"1/0": "lookup", "2/0": "lookup"}
+    assert Fixed(own).choose([row("1/0", free=("lookup",))]) == {"1/0": "a"}
+    rows = [row(f"{n}/0") for n in range(60)]
+    assert set(Drawn(own).choose(rows).values()) == {"a", "b", "lookup"}
+    with pytest.raises(ConfigError, match="there are a, b, lookup"):
+        Fixed(own, draft="suffix")
+
+
+def test_a_row_that_nothing_can_be_drafted_for_has_no_member() -> None:
+    (closed,) = [row("1/0", ("a",)).within(0)]
+    assert Fixed(parts(("a",), free=("lookup",))).choose([closed]) == {"1/0": None}
+
+
+def test_a_source_without_a_model_alone_hides_the_others() -> None:
+    one = row("1/0", free=("lookup", "suffix"))
+    free = ("lookup", "suffix")
+    alone = only(one, "suffix", free=free)
+    assert [option.source for option in alone.options] == ["suffix"]
+    assert [option.source for option in only(one, "b", 0.4, free).options] == ["lookup", "suffix", "b"]
+    nothing = only(row("1/0"), "suffix", free=free)
+    assert (nothing.limit, nothing.others, nothing.likely) == (0, (), None)
+
+
+def test_epsilon_greedy_learns_what_a_source_without_a_model_brings() -> None:
+    world = World(EpsilonGreedy(parts(("a",), free=("lookup",)), epsilon=0.1), {"a": {"x": 0.2}, "lookup": {"x": 0.8}})
+    world.free = ("lookup",)
+    for _ in range(100):
+        world.serve("x", 20)
+    assert world.share("lookup", "x", 60) > 0.8
 
 
 def test_drawn_ones_stay_and_use_all_drafts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import replace
 
@@ -19,8 +20,8 @@ from distillspec.serving.online.pool.specialists import (
     LEARNT,
     Specialists,
     cost_of_a_draft,
-    least_gain,
     name_for,
+    share_of,
 )
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.pool import Member
@@ -120,11 +121,32 @@ def test_names_of_domains_are_made_folder_names(
     assert len({name_for(domain) for domain in ("a b", "a:b", "a/b", "a-b", "ä", "ö")}) == 6
 
 
-def test_a_specialist_must_gain_what_one_more_draft_costs_the_pool(replay: ReplayLog, drafted: Drafted) -> None:
-    replay.append([*drafted("general", "chat", 9), *drafted("general", "code", 3)])
+def test_a_specialists_share_is_that_of_its_domains_tokens(replay: ReplayLog, drafted: Drafted) -> None:
     member = Member("code-specialist", "on trial", "code", "general")
-    assert least_gain(0.01, 0.02, member, replay) == pytest.approx(0.01 + 0.02 * 4)
-    assert least_gain(0.01, 0.02, replace(member, domain="unseen"), replay) > 1
+    assert share_of(member, replay) == 0.0
+    replay.append([*drafted("general", "chat", 9), *drafted("general", "code", 3)])
+    assert share_of(member, replay) == pytest.approx(1 / 4)
+    assert share_of(replace(member, domain="unseen"), replay) == 0.0
+
+
+def test_no_clone_is_made_that_does_not_fit(
+    specialists: Specialists,
+    settings: OnlineSettings,
+    replay: ReplayLog,
+    pooled: VersionRegistry,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def problem(owner: str, name: str) -> str:
+        assert owner == "general"
+        return f"the draft {name} needs 3.00 GiB of cache, and 1.00 are left"
+
+    full = Specialists(settings, replay, pooled, lambda record: None, problem)
+    with caplog.at_level(logging.WARNING):
+        assert [full.clone(), full.clone()] == [None, None]
+    (told,) = [record.getMessage() for record in caplog.records if "is cloned" in record.getMessage()]
+    needs = "the draft code-specialist needs 3.00 GiB of cache, and 1.00 are left"
+    assert told == f"no specialist code-specialist is cloned: {needs}"
+    assert specialists.clone() is not None, "as soon as there is room"
 
 
 def test_the_cost_of_a_draft_is_what_trials_have_lost() -> None:
