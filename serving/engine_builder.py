@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from distillspec.config.engine import EngineConfig
+from distillspec.config.registry import PROPOSERS
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.features import check_feature_ids
@@ -37,13 +38,13 @@ from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.named import (
     SOURCES,
     ProposerParts,
-    check_proposer,
     drafting_alone,
     make_draft_model,
     make_pool,
     make_proposer,
     uses_draft,
 )
+from distillspec.serving.proposers.named_checks import check_named, check_proposer
 from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.selection.named import check_selection, with_selection
 from distillspec.serving.step.core import EngineCore
@@ -129,7 +130,7 @@ def build_parts(
     keep_freed_memory()
     settings = fitted(settings, target.device)
     check_pool(settings, drafts)
-    check_proposer(settings, drafts=len(drafts))
+    check_proposer(settings, drafts=drafts)
     max_model_len = choose_model_len(settings, target)
     check_servable(target, max_model_len)
     usable = servable_drafts(drafts, target, max_model_len)
@@ -151,6 +152,7 @@ def build_parts(
             return plan_cache(settings, [target, *beside], max_model_len, feature_ids, page)
 
         fitting = hold_fitting(usable, held, plan)
+        check_named(settings, fitting)
         if len(fitting) < len(usable):
             feature_ids = kept_states(settings, fitting.values())
             held.prepared(target).hand_out(feature_ids)
@@ -213,7 +215,7 @@ def check_pool(settings: EngineConfig, drafts: Mapping[str, LanguageModel]) -> N
         ConfigError: names the draft or the setting.
     """
     for name in drafts:
-        if name in SOURCES or (name == DRAFT and len(drafts) > 1):
+        if name in SOURCES or name in PROPOSERS or (name == DRAFT and len(drafts) > 1):
             raise ConfigError(f"a draft cannot be called {name}, as a proposer is; rename its folder")
     check_selection(settings.selection, settings.selection_options)
 
@@ -240,12 +242,12 @@ def profiled_costs(
 def choose_controller(
     settings: EngineConfig, costs: LatencyModel | None, drafts: Mapping[str, LanguageModel]
 ) -> LengthController:
-    """Build the length controller that settings name. Of several drafts it selects each request's."""
+    """Build the length controller that settings name. Of several drafts it selects each request's, or joins all."""
     with_model = uses_draft(settings, with_draft=True)  # a draft may be loaded later
     chances = _rank_chances(drafts) if settings.tree == "medusa" else ()
     parts = ControllerParts(settings.speculation_length, costs, with_model, settings, chances)
     controller = make_controller(settings.controller, parts, settings.controller_options)
-    if not is_pool(drafts):
+    if not is_pool(drafts) or settings.joins_drafts:
         return controller
     own = settings.selection, list(drafts), settings.selection_options
     return with_selection(controller, *own, seed=settings.seed, expected=evaluated(drafts))

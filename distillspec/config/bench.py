@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from distillspec.config.checks import check_seed, list_of, require
-from distillspec.config.engine import EngineConfig
+from distillspec.config.engine import EngineConfig, check_named_drafts
 from distillspec.config.evaluation import SamplingConfig
 from distillspec.config.models import DraftPathConfig, TargetConfig, check_drafts
 
@@ -63,6 +63,8 @@ class BenchCommand:
     def __post_init__(self) -> None:
         check_seed(self.seed)
         check_drafts(self.draft, self.drafts)
+        if not self.drafts:
+            check_named_drafts(self.engine, ())
         require(
             bool(self.drafts or self.urls) or not self.bench.selections,
             f"bench.selections={self.bench.selections} choose among several drafts; name them in drafts=[A,B]",

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from distillspec.config.checks import check_seed, require
-from distillspec.config.engine import EngineConfig
+from distillspec.config.engine import EngineConfig, check_named_drafts, proposer_choice
 from distillspec.config.models import DraftPathConfig, TargetConfig, check_drafts
 from distillspec.config.online_commands import check_online_loss
 from distillspec.config.online_groups import OnlineGroups
-from distillspec.config.registry import PROPOSERS
 from distillspec.config.serving import ServerConfig
 
 
@@ -37,6 +36,8 @@ class ServeCommand(OnlineGroups, ServedGroups):
     def __post_init__(self) -> None:
         check_seed(self.seed)
         check_drafts(self.draft, self.drafts)
+        if not self.drafts:
+            check_named_drafts(self.engine, ())
         if self.online.mode != "off":
             self._check_online()
 
@@ -44,8 +45,13 @@ class ServeCommand(OnlineGroups, ServedGroups):
         check_online_loss(self.loss)
         word, named = f"online={self.online.mode}", self.engine.proposers
         require(
-            not named or any("draft" in PROPOSERS[name].needs for name in named),
+            not named or any("draft" in proposer_choice(name).needs for name in named),
             f"{word} teaches a draft, and engine.proposer={self.engine.proposer} uses none; leave it out",
+        )
+        require(
+            not self.engine.named_drafts,
+            f"{word} teaches each draft the requests that it is chosen for, and engine.proposer={self.engine.proposer} "
+            "names drafts; leave it out, or use draft_model",
         )
         require(
             self.engine.is_exact,
