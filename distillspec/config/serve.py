@@ -18,7 +18,7 @@ class ServedGroups:
 
     target: TargetConfig = field(default_factory=TargetConfig)
     draft: DraftPathConfig = field(default_factory=DraftPathConfig)
-    drafts: list[str] = field(default_factory=list)  # several, in place of draft.path: each request gets one of them
+    drafts: list[str] = field(default_factory=list)  # several, in place of draft.path: each request gets one, or all
     engine: EngineConfig = field(default_factory=EngineConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 

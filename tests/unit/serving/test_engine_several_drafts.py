@@ -209,6 +209,15 @@ def test_by_goodput_each_request_gets_one_of_the_drafts(target: LanguageModel, m
     assert selecting(make_engine(pool(target), proposer=NAMES).controller) is None
 
 
+def test_trees_may_have_more_nodes_than_a_word_has_bits(target: LanguageModel, make_engine: MakeEngine) -> None:
+    asked, params = prompts(2), SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    engine = make_engine(pool(target), proposer=NAMES, widths=[3, 3, 2], speculation_length=3)
+    sizes: list[int] = []
+    engine.observer = lambda emissions, logits: sizes.extend(len(emission.tree) for emission in emissions)
+    assert [output.token_ids for output in engine.generate(asked, params)] == plain_answers(target, asked, [params] * 2)
+    assert max(sizes) == 3 * (3 + 9 + 18)
+
+
 def test_tokens_of_the_first_draft_are_tried_first(target: LanguageModel, make_engine: MakeEngine) -> None:
     engine = make_engine(pool(target), proposer=["truncated", "prompt_lookup", "tokens", "eagle"])
     orders = set[tuple[str, ...]]()
