@@ -19,7 +19,7 @@ class BenchConfig:
 
     prompts: list[str] = field(default_factory=list)  # files with a column `prompt` (and `domain`), in turns
     policies: list[str] = field(default_factory=lambda: ["none", "fixed-2", "fixed-4", "goodput"])  # of the engine
-    selections: list[str] = field(default_factory=list)  # of several drafts, with each policy; or a draft's name, or joined
+    selections: list[str] = field(default_factory=list)  # of several drafts, by policy; or a draft's name, or joined
     rates: list[float] = field(default_factory=lambda: [0.5])  # requests a second
     seconds: float = 30.0  # of arrivals, for each policy or server, rate and round
     rounds: int = 1  # policies or servers take turns

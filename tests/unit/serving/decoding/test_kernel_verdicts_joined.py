@@ -13,7 +13,7 @@ from distillspec.types import SamplingPolicy
 
 from .test_kernel_verdicts import FILTERS, PLAIN, Lot, drawn, random_table, traversed, uniforms
 
-NODES = 9
+LOT, NODES = 60, 9
 
 
 def own_tree(vocab: int, kept: Tensor | None, source: str, generator: torch.Generator) -> TokenTree:
@@ -25,22 +25,22 @@ def own_tree(vocab: int, kept: Tensor | None, source: str, generator: torch.Gene
 
 
 def joined_lot(vocab: int, policies: list[SamplingPolicy]) -> Lot:
-    generator, every = torch.Generator().manual_seed(vocab), torch.arange(vocab)
-    known = {"all": None, "even": every[::2], "upper": every[vocab // 3 :]}
-    trees = [merged([own_tree(vocab, kept, name, generator) for name, kept in known.items()]) for _ in range(150)]
+    generator = torch.Generator().manual_seed(vocab)
+    known = {"all": None, "even": torch.arange(0, vocab, 2), "upper": torch.arange(vocab // 3, vocab)}
+    trees = [merged([own_tree(vocab, kept, name, generator) for name, kept in known.items()]) for _ in range(LOT)]
     assert all(len(tree) == NODES for tree in trees)
-    logits = torch.randn(150, 1 + NODES, vocab, generator=generator)
-    accept, own = uniforms(150 * NODES, generator).view(150, NODES), uniforms(150, generator)
+    logits = torch.randn(LOT, 1 + NODES, vocab, generator=generator)
+    accept, own = uniforms(LOT * NODES, generator).view(LOT, NODES), uniforms(LOT, generator)
     given = [JudgedTree(tree, (1 + NODES) * i, policies[i % len(policies)]) for i, tree in enumerate(trees)]
     return Lot(given, logits, accept, own)
 
 
-@pytest.mark.parametrize("vocab", [7, 8, 300])
+@pytest.mark.parametrize("vocab", [8, 300])
 def test_trees_of_several_drafts_are_judged_as_the_references_judge_them(vocab: int) -> None:
     lot = joined_lot(vocab, [PLAIN, SamplingPolicy(0.5), FILTERS[0], FILTERS[2]])
     if vocab < 100:
         roots = [[tree.tree.tokens[n] for n in tree.tree.children[ROOT]] for tree in lot.trees]
-        assert sum(len(own) > len(set(own)) for own in roots) > 50, "drafts propose the same tokens"
+        assert sum(len(own) > len(set(own)) for own in roots) > 20, "drafts propose the same tokens"
     for paths, reference in ((False, verify_tree), (True, traversed)):
         found = lot.judged(paths=paths)
         assert found == lot.by(reference)

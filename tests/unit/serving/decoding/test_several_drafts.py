@@ -85,7 +85,7 @@ def test_level_by_level_and_from_the_leaves_the_target_is_followed(
 
 
 @pytest.mark.parametrize("verifier", ["look", "at once"])
-@pytest.mark.parametrize("name", ["two chains", "a part of the vocabulary and all of it", "the same draft twice"])
+@pytest.mark.parametrize("name", ["no token that both may draw first", "the same draft twice"])
 def test_the_engines_verifier_follows_the_target(name: str, verifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
     p = TARGETS["zeros"]
     assert distance(law(PROCESSES[name](), p[0], p[1:], verifier, monkeypatch), p) < 1e-6
@@ -112,11 +112,13 @@ def without_duplicates(process: Process) -> Process:
         yield chance, tree.of_nodes([n for n in range(len(tree)) if n != second]) if same else tree
 
 
-@pytest.mark.parametrize("mistake", [with_the_others_q, without_duplicates])
+@pytest.mark.parametrize(
+    ("mistake", "name"), [(with_the_others_q, "two chains"), (without_duplicates, "the same draft twice")]
+)
 def test_mistakes_with_two_drafts_are_found_out(
-    mistake: Callable[[Process], Iterator[tuple[float, TokenTree]]], monkeypatch: pytest.MonkeyPatch
+    mistake: Callable[[Process], Iterator[tuple[float, TokenTree]]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    p, own = TARGETS["random"], PROCESSES["two chains"]
+    p, own = TARGETS["random"], PROCESSES[name]
     assert distance(traversed(mistake(own()), p), p) > 1e-3
     for verifier in ("oracle", "look"):
         assert distance(law(mistake(own()), p[0], p[1:], verifier, monkeypatch), p) > 1e-3
