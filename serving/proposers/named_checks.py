@@ -54,7 +54,7 @@ def check_named(settings: EngineConfig, drafts: Collection[str]) -> None:
     Raises:
         ConfigError: names the first such draft.
     """
-    pool = [name for name in drafts if name != DRAFT]
+    pool = [name for name in drafts if name != DRAFT or len(drafts) > 1]  # alone it has no name
     check_named_drafts(settings, pool)
     unused = [name for name in pool if name not in settings.named_drafts]
     if settings.named_drafts and unused:
