@@ -1,4 +1,4 @@
-"""What each of several sources earns and costs, for Prometheus: drafts, n-grams, lookups."""
+"""Earnings and costs of each of several sources, for Prometheus: drafts, n-grams, lookups."""
 
 from __future__ import annotations
 
