@@ -27,7 +27,7 @@ from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import evaluated, version_of
 from distillspec.serving.execution.attention import choose_attention, page_tokens, reads_pages
-from distillspec.serving.execution.graphs import Recorder
+from distillspec.serving.execution.graphs import CudaRecorder, Recorder
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.execution.memory import CachePlan, check_elsewhere, choose_model_len, plan_cache
 from distillspec.serving.execution.runner import ModelRunner
@@ -38,7 +38,6 @@ from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.named import (
     ProposerParts,
-    check_proposer,
     drafting_alone,
     free_sources,
     make_draft_model,
@@ -46,6 +45,7 @@ from distillspec.serving.proposers.named import (
     make_proposer,
     uses_draft,
 )
+from distillspec.serving.proposers.named_checks import check_named, check_proposer
 from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.selection.named import with_selection
 from distillspec.serving.step.core import EngineCore
@@ -138,7 +138,7 @@ def build_parts(
     keep_freed_memory()
     settings = fitted(settings, target.device)
     check_pool(settings, drafts)
-    check_proposer(settings, drafts=len(drafts))
+    check_proposer(settings, drafts=drafts)
     max_model_len = choose_model_len(settings, target)
     check_servable(target, max_model_len)
     usable = servable_drafts(drafts, target, max_model_len)
@@ -166,6 +166,7 @@ def build_parts(
             return found
 
         fitting = hold_fitting(usable, held, plan)
+        check_named(settings, fitting)
         if len(fitting) < len(usable):
             feature_ids = kept_states(settings, fitting.values())
             held.prepared(target).hand_out(feature_ids)
@@ -240,12 +241,12 @@ def profiled_costs(
 def choose_controller(
     settings: EngineConfig, costs: LatencyModel | None, drafts: Mapping[str, LanguageModel]
 ) -> LengthController:
-    """Build the length controller that settings name. Of several drafts it selects each request's."""
+    """Build the length controller that settings name. Of several drafts it selects each request's, or joins all."""
     with_model = uses_draft(settings, with_draft=True)  # a draft may be loaded later
     chances = _rank_chances(drafts) if settings.tree == "medusa" else ()
     parts = ControllerParts(settings.speculation_length, costs, with_model, settings, chances)
     controller = make_controller(settings.controller, parts, settings.controller_options)
-    if not is_pool(drafts):
+    if not is_pool(drafts) or settings.joins_drafts:
         return controller
     own = settings.selection, list(drafts), settings.selection_options
     free = free_sources(settings)

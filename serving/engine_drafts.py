@@ -169,6 +169,11 @@ class EngineDrafts:
         if self.pooled:
             source = name or draft_name(path)
             check_pool(self.settings, {**self.loaded, source: self.target})
+            if (named := self.settings.named_drafts) and source not in named:
+                raise ConfigError(
+                    f"proposer={list(self.settings.proposers)} does not name {source}; load it in the place of one of "
+                    f"{', '.join(named)}"
+                )
             return source
         if name is not None:
             raise ConfigError(f"{name}={path}: this engine has one draft; start it with drafts=[…] to have several")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from distillspec.config.engine import EngineConfig
+from distillspec.config.registry import PROPOSERS
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.features import check_feature_ids
@@ -32,7 +33,7 @@ def check_pool(settings: EngineConfig, drafts: Mapping[str, LanguageModel]) -> N
         ConfigError: names the draft or the setting.
     """
     for name in drafts:
-        if name in SOURCES or (name == DRAFT and len(drafts) > 1):
+        if name in SOURCES or name in PROPOSERS or (name == DRAFT and len(drafts) > 1):
             raise ConfigError(f"a draft cannot be called {name}, as a proposer is; rename its folder")
     check_selection(settings.selection, settings.selection_options)
 

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from distillspec.config.checks import check_seed, list_of, require
-from distillspec.config.engine import EngineConfig
+from distillspec.config.engine import EngineConfig, check_named_drafts
 from distillspec.config.evaluation import SamplingConfig
 from distillspec.config.models import ServedDraftConfig, TargetConfig, check_drafts
 from distillspec.config.pool import with_members
@@ -20,7 +20,7 @@ class BenchConfig:
 
     prompts: list[str] = field(default_factory=list)  # files with a column `prompt` (and `domain`), in turns
     policies: list[str] = field(default_factory=lambda: ["none", "fixed-2", "fixed-4", "goodput"])  # of the engine
-    selections: list[str] = field(default_factory=list)  # of several drafts, each with each policy; or a draft's name
+    selections: list[str] = field(default_factory=list)  # of several drafts, by policy; or a draft's name, or joined
     rates: list[float] = field(default_factory=lambda: [0.5])  # requests a second
     seconds: float = 30.0  # of arrivals, for each policy or server, rate and round
     rounds: int = 1  # policies or servers take turns
@@ -65,6 +65,8 @@ class BenchCommand:
         check_seed(self.seed)
         check_drafts(self.draft, self.drafts)
         self.drafts, self.engine = with_members(self.drafts, self.engine)
+        if not self.drafts:
+            check_named_drafts(self.engine, ())
         require(
             bool(self.drafts or self.urls) or not self.bench.selections,
             f"bench.selections={self.bench.selections} choose among several drafts; name them in drafts=[A,B]",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from distillspec.config.bench import BenchCommand
 from distillspec.config.checks import check_seed, list_of, one_of, require
 from distillspec.config.data import DataConfig
-from distillspec.config.engine import EngineConfig, SamplingEngineConfig
+from distillspec.config.engine import EngineConfig, SamplingEngineConfig, check_named_drafts
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
@@ -99,6 +99,7 @@ class GenerateCommand:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        check_named_drafts(self.engine, ())
         require(
             self.data.cache is None,
             f"data.cache={self.data.cache}: distill generate writes a data folder of its own; leave it out",

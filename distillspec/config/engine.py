@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
@@ -15,6 +15,7 @@ from distillspec.config.registry import (
     DRAFT_ALONE,
     PROPOSERS,
     SELECTIONS,
+    ProposerChoice,
     choices_that,
     find,
 )
@@ -42,7 +43,7 @@ class EngineConfig:
     prefill_chunk: int = 512  # prompt tokens read per step; decoding goes on between the chunks of a long prompt
     prefill_slowdown: float | None = None  # share that reading prompts may add to a step of decoding rows; null: any
     prefix_reuse: bool = True  # reuse the KV cache of a prefix that prompts share
-    proposer: Any = field(default=None, metadata={"choices": PROPOSERS})  # or a list; null: ngram and the draft
+    proposer: Any = field(default=None, metadata={"choices": PROPOSERS})  # or a list, drafts too; null: ngram, draft
     proposer_options: dict[str, Any] = field(default_factory=dict)  # its parameters; of a list: by name
     controller: str = chosen_from(CONTROLLERS, "goodput")  # chooses the lengths
     controller_options: dict[str, Any] = field(default_factory=dict)  # parameters of a controller of your own
@@ -115,7 +116,22 @@ class EngineConfig:
         """The chosen proposers, in the order in which their tokens are tried. Empty: the default."""
         if self.proposer is None:
             return ()
-        return (self.proposer,) if isinstance(self.proposer, str) else tuple(self.proposer)
+        return (self.proposer,) if isinstance(self.proposer, str) else tuple(map(str, self.proposer))
+
+    @property
+    def named_drafts(self) -> tuple[str, ...]:
+        """The proposers that are drafts of a pool, by name."""
+        return tuple(name for name in self.proposers if name not in PROPOSERS)
+
+    @property
+    def joins_drafts(self) -> bool:
+        """True if several drafts of a pool draft for each request, in one tree. Else each request gets one."""
+        return bool(self.named_drafts) and self.controller == "fixed"
+
+    @property
+    def proposer_kinds(self) -> tuple[str, ...]:
+        """The proposers of an engine with drafts, by their names in the table."""
+        return tuple(name if name in PROPOSERS else DRAFT_ALONE for name in self.proposers_with_draft)
 
     @property
     def proposers_with_draft(self) -> tuple[str, ...]:
@@ -151,16 +167,19 @@ class EngineConfig:
         return self.tree or "sampled"
 
     def _check_proposers(self) -> None:
-        names = self.proposers
-        for name in names:
-            find("proposer", name, PROPOSERS)
+        names, drafts = self.proposers, self.named_drafts
         require(self.proposer is None or bool(names), "proposer=[] names none; leave it out, or give proposer=none")
-        alone = [name for name in names if PROPOSERS[name].alone]
+        alone = [name for name in names if proposer_choice(name).alone]
         require(
             len(names) == 1 or not alone,
             f"proposer={list(names)}: {', '.join(alone)} stands alone; name the others themselves",
         )
         require(len(set(names)) == len(names), f"proposer={list(names)} names one twice")
+        require(
+            not drafts or DRAFT_ALONE not in names,
+            f"proposer={list(names)}: {DRAFT_ALONE} is the one draft that engine.selection chooses; name it, or drafts "
+            "themselves",
+        )
         self.check_options_by_name(names)
 
     def check_options_by_name(self, names: Sequence[str]) -> None:
@@ -179,7 +198,7 @@ class EngineConfig:
     def _check_tree(self) -> None:
         tree, widths, most = self.chosen_tree, self.widths, self.speculation_length
         one_of("tree", tree, TREES)
-        drafts = not self.proposers or any("draft" in PROPOSERS[name].needs for name in self.proposers)
+        drafts = not self.proposers or any("draft" in proposer_choice(name).needs for name in self.proposers)
         require(
             tree != "medusa" or drafts,
             f"tree=medusa is of a draft's heads, and proposer={self.proposer} uses no draft; use tree=topk, or "
@@ -221,6 +240,25 @@ class EngineConfig:
             f"verification=target_initialised needs proposer=draft_model, not {self.proposer}: others know nothing "
             "behind the target's tokens",
         )
+
+
+def proposer_choice(name: str) -> ProposerChoice:
+    """Return the choice of one of `engine.proposer`. A name that is not in the table is a draft's."""
+    return PROPOSERS.get(name, PROPOSERS[DRAFT_ALONE])
+
+
+def check_named_drafts(engine: EngineConfig, drafts: Collection[str]) -> None:
+    """Refuse proposers that are neither in the table nor drafts.
+
+    Args:
+        drafts: names of the drafts that there are.
+
+    Raises:
+        ConfigError: names the first of them, and what there is.
+    """
+    for name in engine.named_drafts:
+        others = f", or a draft: {', '.join(drafts)}" if drafts else ", or name drafts of drafts=[A,B]"
+        require(name in drafts, f"proposer={name} is not known; use one of {', '.join(PROPOSERS)}{others}")
 
 
 @dataclass

@@ -59,7 +59,7 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
     ),
     "quality": (
         *("quality.prompts", "quality.verifications", "quality.count", "quality.max_tokens"),
-        *(*_TARGET, "draft.path", *_ENGINE, "sampling.temperature", "seed"),
+        *(*_TARGET, "draft.path", "drafts", *_ENGINE, "sampling.temperature", "seed"),
     ),
     "profile": (*_TARGET, "draft.path", "profile.contexts", "profile.rows", "profile.lengths", "profile.rounds"),
     "simulate": (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from distillspec.config.checks import check_seed, list_of, one_of, require
-from distillspec.config.engine import VERIFICATIONS, EngineConfig
+from distillspec.config.engine import VERIFICATIONS, EngineConfig, check_named_drafts
 from distillspec.config.evaluation import SamplingConfig
-from distillspec.config.models import DraftPathConfig, TargetConfig
+from distillspec.config.models import DraftPathConfig, TargetConfig, check_drafts
 
 
 @dataclass
@@ -43,6 +43,7 @@ class QualityCommand:
 
     target: TargetConfig = field(default_factory=TargetConfig)
     draft: DraftPathConfig = field(default_factory=DraftPathConfig)
+    drafts: list[str] = field(default_factory=list)  # several, in place of draft.path
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     quality: QualityConfig = field(default_factory=QualityConfig)
@@ -50,6 +51,9 @@ class QualityCommand:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        check_drafts(self.draft, self.drafts)
+        if not self.drafts:
+            check_named_drafts(self.engine, ())
         require(bool(self.quality.prompts), "name the prompts to answer: quality.prompts=[FILE,FILE]")
         require(
             self.engine.is_exact or self.engine.verification in self.quality.verifications,

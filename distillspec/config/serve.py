@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from distillspec.config.checks import check_seed, require
-from distillspec.config.engine import EngineConfig
+from distillspec.config.engine import EngineConfig, check_named_drafts, proposer_choice
 from distillspec.config.models import ServedDraftConfig, TargetConfig, check_drafts
 from distillspec.config.online_commands import check_online_loss
 from distillspec.config.online_groups import OnlineGroups
 from distillspec.config.pool import with_members
-from distillspec.config.registry import PROPOSERS
 from distillspec.config.serving import ServerConfig
 
 
@@ -41,6 +40,8 @@ class ServeCommand(OnlineGroups, ServedGroups):
         check_seed(self.seed)
         check_drafts(self.draft, self.drafts)
         self.drafts, self.engine = with_members(self.drafts, self.engine)
+        if not self.drafts:
+            check_named_drafts(self.engine, ())
         if self.online.mode != "off":
             self._check_online()
 
@@ -48,8 +49,13 @@ class ServeCommand(OnlineGroups, ServedGroups):
         check_online_loss(self.loss)
         word, named = f"online={self.online.mode}", self.engine.proposers
         require(
-            not named or any("draft" in PROPOSERS[name].needs for name in named),
+            not named or any("draft" in proposer_choice(name).needs for name in named),
             f"{word} teaches a draft, and engine.proposer={self.engine.proposer} uses none; leave it out",
+        )
+        require(
+            not self.engine.named_drafts,
+            f"{word} teaches each draft the requests that it is chosen for, and engine.proposer={self.engine.proposer} "
+            "names drafts; leave it out, or use draft_model",
         )
         require(
             self.engine.is_exact,

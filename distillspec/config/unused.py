@@ -120,7 +120,7 @@ def _draft_kinds(config: Any) -> Sequence[str]:
 
 def _proposers(config: Any) -> Sequence[str]:
     """Return the proposers. If none is set, a draft may be loaded later: return those that stand beside it."""
-    return config.engine.proposers_with_draft
+    return config.engine.proposer_kinds
 
 
 RULES = (
@@ -242,6 +242,11 @@ RULES = (
     Rule(("tracker",), lambda c: _learns_online(c) or c.tracker.kind == "none", LEARNING, unless="online=off"),
     *_of_choices(PROPOSERS, "engine", "engine.proposer", _proposers),
     Rule(("engine.selection", "engine.selection_options.*"), lambda c: bool(getattr(c, "drafts", ())), "drafts=[A,B]"),
+    Rule(
+        ("engine.selection", "engine.selection_options.*"),
+        lambda c: not c.engine.joins_drafts,
+        "engine.controller=goodput: with fixed all drafts that engine.proposer names draft together",
+    ),
     *_of_choices(CONTROLLERS, "engine", "engine.controller", lambda c: [c.engine.controller]),
     Rule(("adapt.accepted_weight",), lambda c: c.adapt.positions == "weighted", "adapt.positions=weighted"),
     Rule(("adapt.offline",), lambda c: c.adapt.offline_share > 0, "adapt.offline_share, as in adapt.offline_share=0.2"),

@@ -13,7 +13,7 @@ from distillspec.cli import main as distill
 from distillspec.recipes.arguments import add_common, check_prompts, names_of
 from distillspec.recipes.kinds.results import summary_of
 from distillspec.recipes.trees.results import write_results
-from distillspec.recipes.trees.study import CELLS, Study
+from distillspec.recipes.trees.study import CELLS, Study, able
 
 
 def main() -> int:
@@ -34,12 +34,16 @@ def _study() -> Study:
     add_common(parser, "runs/study/trees")
     parser.add_argument("--draft", required=True, help="a run or folder with a draft")
     parser.add_argument("--count", type=int, default=64, help="prompts of each run")
-    parser.add_argument("--cells", default=",".join(CELLS), help=f"of {', '.join(CELLS)}")
+    parser.add_argument("--further", action="append", default=[], help="another draft, for the cells of several")
+    parser.add_argument("--cells", help=f"of {', '.join(CELLS)}; default: all that the drafts are enough for")
     options = parser.parse_args()
     check_prompts(parser, options.prompts)
-    named = names_of(parser, "--cells", options.cells, CELLS)
-    words = tuple(options.words)
-    return Study(Path(options.output), options.prompts, options.draft, options.target, options.count, named, words)
+    enough = able(1 + len(options.further))
+    named = names_of(parser, "--cells", ",".join(enough) if options.cells is None else options.cells, CELLS)
+    if short := [name for name in named if name not in enough]:
+        parser.error(f"--cells {short[0]} needs {CELLS[short[0]].drafts} drafts; name the others with --further RUN")
+    given = (options.prompts, options.draft, options.target, options.count)
+    return Study(Path(options.output), *given, named, tuple(options.words), tuple(options.further))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from distillspec.recipes.trees.study import CELLS, Study
 
 HEAD = (
     *("run", "drafts", "verification", "answers", "tokens a step", "of the maximum"),
-    *("right", "surprise", "distance", "tokens/s"),
+    *("accepted of", "right", "surprise", "distance", "tokens/s"),
 )
 
 
@@ -54,11 +55,20 @@ def _row(name: str, verification: str, own: dict[str, Any]) -> list[str]:
         str(own["answers"]),
         f"{own['tokens_per_step']:.2f}",
         "–" if share is None else f"{share:.2f}",
+        _earned(own.get("accepted_by_source", {})),
         "–" if right is None else f"{right['mean']:.2f}",
         interval_cell(own["surprise_over_entropy"]),
         f"{own['distance']:.3f} ({own['distance_by_chance']:.3f})",
         f"{numpy.median(own['tokens_per_s']):.0f}",
     ]
+
+
+def _earned(counts: Mapping[str, int]) -> str:
+    """Show the share of the accepted tokens that each of several sources proposed."""
+    total = sum(counts.values())
+    if len(counts) < 2 or not total:
+        return "–"
+    return ", ".join(f"{source} {100 * count / total:.0f} %" for source, count in counts.items())
 
 
 def _picture(found: dict[str, dict[str, Any]], path: Path) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from distillspec.commands.drafts import find_drafts
+from distillspec.serving.draft_loading import draft_names
+
 FIXED = "engine.controller=fixed"
 
 
@@ -17,12 +20,14 @@ class Cell:
         depth: levels of the tree, None where the controller chooses.
         words: settings of the engine.
         lossy: the lossy verification that is compared with the exact one, "" for none.
+        drafts: that draft together. 1: the draft alone, or as `words` say.
     """
 
     about: str
     depth: int | None
     words: tuple[str, ...]
     lossy: str = ""
+    drafts: int = 1
 
 
 def given(*widths: int, nodes: int, lossy: str = "") -> Cell:
@@ -39,6 +44,11 @@ def joined(*proposers: str) -> Cell:
     return Cell(" + ".join(proposers), 3, words)
 
 
+def together(drafts: int) -> Cell:
+    """Return the cell of several drafts, each with a chain of three tokens."""
+    return Cell(f"{drafts} drafts", 3, (FIXED, "engine.tree=off", "engine.speculation_length=3"), drafts=drafts)
+
+
 CELLS: dict[str, Cell] = {
     "chain": given(1, 1, 1, 1, nodes=4),
     "tree-44": given(4, 2, 2, 1, nodes=44),
@@ -49,6 +59,8 @@ CELLS: dict[str, Cell] = {
     "one-source": joined("draft_model"),
     "two-sources": joined("suffix", "draft_model"),
     "three-sources": joined("suffix", "recycling", "draft_model"),
+    "two-drafts": together(2),
+    "three-drafts": together(3),
 }
 
 
@@ -58,6 +70,7 @@ class Study:
 
     Attributes:
         root: where everything goes.
+        further: drafts beside the first, for the cells of several.
         count: prompts of each run.
         words: further settings of every run.
     """
@@ -69,6 +82,7 @@ class Study:
     count: int = 64
     cells: tuple[str, ...] = tuple(CELLS)
     words: tuple[str, ...] = ()
+    further: tuple[str, ...] = ()
 
     def folder(self, name: str) -> Path:
         """Return the run folder of a cell."""
@@ -81,7 +95,7 @@ class Study:
         return [
             "quality",
             f"target={self.target}",
-            f"draft.path={self.draft}",
+            *self._drafts(cell),
             f"quality.prompts=[{self.prompts}]",
             f"quality.verifications=[{verifications}]",
             f"quality.count={self.count}",
@@ -92,3 +106,16 @@ class Study:
             *self.words,
             f"hydra.run.dir={self.folder(name)}",
         ]
+
+    def _drafts(self, cell: Cell) -> list[str]:
+        """Return the words that name a cell's drafts, and the order in which their tokens are tried."""
+        if cell.drafts == 1:
+            return [f"draft.path={self.draft}"]
+        paths = [self.draft, *self.further][: cell.drafts]
+        names = draft_names(find_drafts(paths))
+        return [f"drafts=[{','.join(paths)}]", f"engine.proposer=[{','.join(names)}]"]
+
+
+def able(drafts: int) -> list[str]:
+    """Return the cells that so many drafts are enough for."""
+    return [name for name, cell in CELLS.items() if cell.drafts <= drafts]

@@ -58,6 +58,14 @@ def ranked_of_source(trials: Iterable[Trial], source: str) -> tuple[Trial, ...]:
     return tuple(found)
 
 
+def accepted_by_source(trials: Iterable[Trial]) -> dict[str, int]:
+    """Return how many tokens of each source were accepted, of the sources that were tried."""
+    found: dict[str, int] = {}
+    for trial in trials:
+        found[trial.source] = found.get(trial.source, 0) + trial.accepted
+    return found
+
+
 def by_version(trials: Sequence[Trial], versions: Mapping[str, str]) -> dict[str, tuple[Trial, ...]]:
     """Return trials by the draft version that they count for, "" for tokens of other sources.
 

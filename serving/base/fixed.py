@@ -6,7 +6,7 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.plans import Plan, RowPlan
 from distillspec.serving.base.rows import BatchView
-from distillspec.serving.base.shape import TreeShape
+from distillspec.serving.base.shape import TreeShape, chain_shape
 
 
 class FixedLength(LengthController):
@@ -37,6 +37,19 @@ class FixedTree(LengthController):
         if not self.joins:
             return alike(view, self.shape)
         return Plan(tuple([RowPlan.joined(row, self.shape) for row in view.rows]))
+
+
+def joined(controller: LengthController, sources: int) -> FixedTree:
+    """Return the controller that plans a fixed shape for each of several sources, in one tree.
+
+    Raises:
+        ConfigError: the controller has no fixed shape.
+    """
+    if isinstance(controller, FixedTree):
+        return FixedTree(controller.shape, sources)
+    if isinstance(controller, FixedLength):
+        return FixedTree(chain_shape(controller.speculation_length), sources)
+    raise ConfigError("several drafts in one tree need a fixed shape, as of fixed-3 or tree-2-2")
 
 
 def alike(view: BatchView, shape: TreeShape, tokens: float | None = None, seconds: float | None = None) -> Plan:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Literal
 
 from distillspec.errors import RunError
-from distillspec.serving.base.acceptance import AcceptanceCounter, Trial
+from distillspec.serving.base.acceptance import AcceptanceCounter, Trial, accepted_by_source
 from distillspec.serving.base.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -72,6 +72,7 @@ class RequestStats:
     acceptance: AcceptanceCounter = field(default_factory=AcceptanceCounter)
     draft_versions: list[str] = field(default_factory=list)
     sources: dict[str, int] = field(default_factory=dict)  # windows in which tokens of each source were tried
+    accepted_by_source: dict[str, int] = field(default_factory=dict)  # its tokens that were emitted, for each of these
     preemptions: int = 0
     prefix_tokens: int = 0  # prompt tokens taken from the prefix cache
 
@@ -116,8 +117,12 @@ class RequestStats:
             trials: what was tried.
             emitted: tokens that became text.
         """
+        found = tuple(trials)
         self.proposed += nodes
-        self.acceptance.add(trials, emitted, depth)
+        self.acceptance.add(found, emitted, depth)
+        for source, accepted in accepted_by_source(found).items():
+            self.sources[source] = self.sources.get(source, 0) + 1
+            self.accepted_by_source[source] = self.accepted_by_source.get(source, 0) + accepted
 
 
 @dataclass

@@ -72,4 +72,5 @@ def _request_record(output: RequestOutput, arrival: Arrival[Prompt], start: floa
         output_tokens=len(output.token_ids),
         proposed=stats.proposed,
         accepted=stats.accepted,
+        accepted_by_source=stats.accepted_by_source,
     )

@@ -26,6 +26,7 @@ class RequestRecord:
     output_tokens: int
     proposed: int | None = None
     accepted: int | None = None
+    accepted_by_source: Mapping[str, int] = field(default_factory=dict)  # empty where it is not reported
 
     @property
     def latency_s(self) -> float:

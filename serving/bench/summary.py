@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import numpy
 
@@ -43,6 +44,7 @@ class LoadSummary:
         mean_length: drafted tokens a row and decoding step, None for servers.
         step_time_error: median of |predicted − measured| / measured over decoding steps, None without predictions.
         tokens_error: |predicted − emitted| / emitted, summed over all predicted steps.
+        accepted_by_source: accepted tokens of each draft and other source, empty for servers.
     """
 
     requests: int
@@ -60,6 +62,7 @@ class LoadSummary:
     mean_length: float | None
     step_time_error: float | None
     tokens_error: float | None
+    accepted_by_source: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -86,6 +89,7 @@ def summarise(record: LoadRecord) -> LoadSummary:
         mean_length=sum(step.proposed for step in record.steps) / rows if rows else None,
         step_time_error=_step_time_error(record),
         tokens_error=_tokens_error(record),
+        accepted_by_source=_accepted_by_source(record),
     )
 
 
@@ -93,6 +97,13 @@ def _acceptance(record: LoadRecord) -> float | None:
     proposed = sum(request.proposed or 0 for request in record.requests)
     accepted = sum(request.accepted or 0 for request in record.requests)
     return accepted / proposed if proposed else record.acceptance
+
+
+def _accepted_by_source(record: LoadRecord) -> dict[str, int]:
+    found = Counter[str]()
+    for request in record.requests:
+        found.update(request.accepted_by_source)
+    return dict(found)
 
 
 def _step_time_error(record: LoadRecord) -> float | None:

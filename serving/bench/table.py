@@ -23,6 +23,18 @@ def engine_table(summaries: Summaries, ratios: Ratios, first: str) -> Table:
     return _table(title, "policy", ("latency s", lambda s: _number(s.latency_s.mean, 2)), own, summaries, ratios, first)
 
 
+def source_lines(summaries: Summaries) -> list[str]:
+    """Return a line for each side and load whose tokens were accepted of several sources, the most first."""
+    lines = []
+    for name, by_rate in summaries.items():
+        for rate, summary in by_rate.items():
+            counts = sorted(summary.accepted_by_source.items(), key=lambda own: -own[1])
+            if len(counts) > 1:
+                shown = ", ".join(f"{source} {count}" for source, count in counts)
+                lines.append(f"{rate:g} requests/s, {name}: accepted tokens of {shown}")
+    return lines
+
+
 def server_table(summaries: Summaries, ratios: Ratios, first: str) -> Table:
     """Return the table of servers."""
     own: tuple[Column, ...] = (

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from rich.console import Console
 
-from distillspec.commands.drafts import find_drafts
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import BenchCommand
 from distillspec.config.engine import EngineConfig
@@ -19,6 +18,7 @@ from distillspec.errors import ConfigError, RunError
 from distillspec.models import load_target
 from distillspec.progress import progress
 from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.fixed import FixedLength, FixedTree, joined
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.baselines.named import named_controller
 from distillspec.serving.baselines.tree_names import tree_settings
@@ -26,9 +26,15 @@ from distillspec.serving.bench.drive import drive
 from distillspec.serving.bench.load import Arrival, Question, poisson_load
 from distillspec.serving.bench.records import LoadRecord
 from distillspec.serving.bench.rounds import Records, Side, as_json, figures, take_turns, times_faster, write_records
-from distillspec.serving.bench.table import engine_table, server_table
+from distillspec.serving.bench.table import engine_table, server_table, source_lines
 from distillspec.serving.commands.bench_prompts import read_prompts, read_questions
-from distillspec.serving.commands.measured_engine import check_grows, check_no_store, check_speculates, fitting
+from distillspec.serving.commands.measured_engine import (
+    check_grows,
+    check_no_store,
+    check_speculates,
+    find_named,
+    fitting,
+)
 from distillspec.serving.draft_loading import device_of_drafts, evaluated, load_drafts
 from distillspec.serving.engine import Engine
 from distillspec.serving.proposers.named import drafting_alone, free_sources, grow_as
@@ -38,6 +44,9 @@ from distillspec.types import Prompt
 
 if TYPE_CHECKING:
     from distillspec.serving.bench.servers import Server  # needs httpx, of the extra `serve`
+
+
+JOINED = "joined"  # in place of a selection: all drafts that `engine.proposer` names draft together
 
 
 class _Policy(NamedTuple):
@@ -63,9 +72,10 @@ def run(config: BenchCommand, folder: Path) -> None:
 
 def _bench_engine(config: BenchCommand, folder: Path) -> None:
     check_no_store(config.engine)
+    paths = find_named(config.engine, config.drafts)
     target = load_target(config.target)
     device = device_of_drafts(config.draft.device, target)
-    draft = load_drafts(find_drafts(config.drafts) or config.draft.path, target, device)
+    draft = load_drafts(paths or config.draft.path, target, device)
     prompts = read_prompts(config.bench.prompts, config.bench.longest_prompt, target, "bench.prompts")
     # Lengths are compared, and not every policy knows sources that name nodes: these are for `engine.proposer` to name.
     engine = Engine(target, draft, config.engine if draft is None else drafting_alone(config.engine))
@@ -82,6 +92,8 @@ def _bench_engine(config: BenchCommand, folder: Path) -> None:
     first = next(iter(policies))
     summaries, ratios = figures(records), times_faster(records, first, config.seed)
     Console().print(engine_table(summaries, ratios, first))
+    for line in source_lines(summaries):
+        print(line)
     write_records(records, summaries, "policy", folder)
     close_run(folder, "bench", {"policies": as_json(summaries), f"times_faster_than_{first}": ratios})
 
@@ -139,15 +151,35 @@ def _policies(config: BenchCommand, engine: Engine) -> dict[str, _Policy]:
         if not config.drafts or name in ("none", "fixed-0"):
             policies[name] = _Policy(controller(name), trees)
             continue
-        for chosen in config.bench.selections or [settings.selection]:
+        for chosen in config.bench.selections or [_usual(controller(name), settings)]:
             side = f"{name} {chosen}" if config.bench.selections else name
-            policies[side] = _Policy(_selecting(controller(name), chosen, engine, settings), trees)
+            policies[side] = _Policy(_of_drafts(name, controller(name), chosen, engine, settings), trees)
     for name, policy in policies.items():
         if policy.controller.speculation_length > speculation_length:
             raise ConfigError(
                 f"policy {name} drafts more than engine.speculation_length={speculation_length}; raise that"
             )
     return policies
+
+
+def _usual(controller: LengthController, settings: EngineConfig) -> str:
+    """Return what happens to several drafts under a policy where no selections are compared."""
+    joins = settings.named_drafts and isinstance(controller, FixedLength | FixedTree)
+    return JOINED if joins else settings.selection
+
+
+def _of_drafts(
+    policy: str, inside: LengthController, chosen: str, engine: Engine, settings: EngineConfig
+) -> LengthController:
+    """Return the controller of a policy for several drafts: one for each request, or all in one tree."""
+    if chosen != JOINED:
+        return _selecting(inside, chosen, engine, settings)
+    if not settings.named_drafts:
+        raise ConfigError(f"bench.selections=[{JOINED}] joins the drafts of engine.proposer=[A,B]; name them there")
+    try:
+        return joined(inside, len(settings.proposers))
+    except ConfigError as error:
+        raise ConfigError(f"policy {policy}: {error}") from error
 
 
 def _selecting(inside: LengthController, chosen: str, engine: Engine, settings: EngineConfig) -> SelectingController:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from distillspec.commands.drafts import find_drafts
 from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError
+from distillspec.serving.draft_loading import draft_names
 from distillspec.serving.engine import Engine
 from distillspec.serving.proposers.named import draft_models, grow_as
+from distillspec.serving.proposers.named_checks import check_named
 from distillspec.types import Prompt
 
 
@@ -24,6 +28,17 @@ def check_no_store(settings: EngineConfig) -> None:
                 f"engine.proposer_options.folder={own['folder']} holds the answers of a server, and this command would "
                 "change them; leave it out"
             )
+
+
+def find_named(settings: EngineConfig, drafts: Sequence[str]) -> list[Path]:
+    """Return the folders of drafts. If `engine.proposer` names drafts, it must name these.
+
+    Raises:
+        ConfigError: a path has no draft, or a name is missing or too much.
+    """
+    paths = find_drafts(drafts)
+    check_named(settings, draft_names(paths))
+    return paths
 
 
 def check_speculates(engine: Engine) -> None:

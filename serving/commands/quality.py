@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +25,8 @@ from distillspec.models import LanguageModel, load_target
 from distillspec.progress import progress
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.commands.bench_prompts import read_prompts
-from distillspec.serving.commands.measured_engine import check_no_store, check_speculates, fitting
-from distillspec.serving.draft_loading import load_draft
+from distillspec.serving.commands.measured_engine import check_no_store, check_speculates, find_named, fitting
+from distillspec.serving.draft_loading import load_drafts
 from distillspec.serving.engine import Engine
 from distillspec.types import Interval, Prompt
 
@@ -37,6 +38,7 @@ class _Side:
     engine: Engine
     answers: list[Answer] = field(default_factory=list)
     steps: int = 0
+    accepted_by_source: Counter[str] = field(default_factory=Counter)
     rates: list[float] = field(default_factory=list)  # tokens a second
 
 
@@ -49,14 +51,15 @@ def run(config: QualityCommand, folder: Path) -> None:
     torch.manual_seed(config.seed)
     chosen = config.quality
     check_no_store(config.engine)
+    paths = find_named(config.engine, config.drafts)
     targets = {name: load_target(config.target) for name in chosen.verifications}  # an engine holds its models
     target = targets[chosen.verifications[0]]
     read = read_prompts(chosen.prompts, chosen.longest_prompt, target, "quality.prompts")
     sides: dict[str, _Side] = {}
     try:
         for name, own in targets.items():
-            draft = load_draft(config.draft.path, own) if config.draft.path else None
-            sides[name] = _Side(Engine(own, draft, config.settings(name)))
+            drafts = load_drafts(paths or config.draft.path, own)
+            sides[name] = _Side(Engine(own, drafts, config.settings(name)))
         check_speculates(sides[chosen.verifications[0]].engine)
         prompts = fitting(read, sides[chosen.verifications[0]].engine, "quality.prompts")[: chosen.count]
         if len(prompts) < chosen.rounds:
@@ -79,6 +82,7 @@ def run(config: QualityCommand, folder: Path) -> None:
             **plain(found[name]),
             "tokens_per_s": side.rates,
             "tokens_per_step": found[name].tokens / side.steps,
+            "accepted_by_source": dict(side.accepted_by_source),
             "times_faster": plain(faster[name]),
         }
         for name, side in sides.items()
@@ -107,6 +111,8 @@ def _answer_round(side: _Side, prompts: Sequence[Prompt], params: SamplingParams
     seconds, tokens = time.perf_counter() - started, sum(len(output.token_ids) for output in outputs)
     side.rates.append(tokens / seconds)
     side.steps += sum(output.stats.steps for output in outputs)
+    for output in outputs:
+        side.accepted_by_source.update(output.stats.accepted_by_source)
     side.answers += [
         Answer(prompt, output.token_ids, output.text or "") for prompt, output in zip(prompts, outputs, strict=True)
     ]

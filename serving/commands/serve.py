@@ -23,6 +23,7 @@ from distillspec.serving.costs.kept_costs import cost_key, kept_costs
 from distillspec.serving.draft_loading import device_of_drafts, draft_names, load_drafts, load_named
 from distillspec.serving.engine import Engine
 from distillspec.serving.engine_drafts import by_source
+from distillspec.serving.proposers.named_checks import check_named
 
 if TYPE_CHECKING:
     from distillspec.serving.online.adaptation import Adaptation
@@ -61,6 +62,7 @@ def run(config: ServeCommand, folder: Path) -> None:
     draft = None if config.draft.path is None else find_draft(config.draft.path)
     paths = find_drafts(config.drafts)
     drafts = dict(zip(draft_names(paths), paths, strict=True))
+    check_named(config.engine, drafts)
     online = _online_settings(config, draft or next(iter(paths), None))
     state: AppState
     with (

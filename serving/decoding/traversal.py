@@ -84,6 +84,6 @@ def _below(probs: Tensor, tree: TokenTree, node: int, weight: float) -> Iterator
             rest = (weight * p - law).clamp(min=0)
             mass = float(rest.sum())
             # Where rounding leaves nothing, w · p = q up to rounding.
-            p, weight = (rest / mass, mass / (mass + 1 - weight)) if mass > 0 else (p, float(weight == 1))
+            p, weight = (rest / mass, mass / (mass + (1 - weight))) if mass > 0 else (p, float(weight == 1))
             q = without(q, token)
     yield Stop(node, 1.0 if node == ROOT else weight, p)

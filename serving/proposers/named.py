@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distillspec.config.engine import ONE_HOT, EngineConfig
-from distillspec.config.registry import DRAFT_ALONE, PROPOSERS, WITHOUT_DRAFT, ProposerChoice, check_options, find
+from distillspec.config.engine import ONE_HOT, EngineConfig, proposer_choice
+from distillspec.config.registry import DRAFT_ALONE, PROPOSERS, WITHOUT_DRAFT, check_options
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache
@@ -28,7 +28,6 @@ from distillspec.serving.proposers.suffix import SuffixLookup
 from distillspec.serving.proposers.suffix_store import SuffixStore
 
 KEPT_TOKENS = 400_000  # of a tenant's answers
-OF_POOLS = (DRAFT_ALONE, "lookup_else_model", "suffix_else_model")  # proposers that take several drafts
 LEARNS_COLLAPSES = ("goodput",)  # selections that leave a draft whose acceptance collapses
 SOURCES = {TARGET, *(choice.source or name for name, choice in PROPOSERS.items() if choice.source != DRAFT)}
 
@@ -59,36 +58,38 @@ def make_proposer(parts: ProposerParts) -> Proposer | None:
 
 
 def make_pool(members: Sequence[ProposerParts]) -> SideBySide:
-    """Build one proposer of several drafts. Those without a model come first, each once.
+    """Build one proposer of several drafts. Those that settings name are in the settings' order, others at the end.
 
     Args:
         members: the same parts, but for each draft its own `draft`, `version`, `prepared` and `source`.
     """
-    first = members[0]
-    settings, named = first.settings, _without_model(first.settings)
-    found = {source: _make(name, first, options) for source, (name, options) in named.items()}
+    first, drafts = members[0], {parts.source: parts for parts in members}
+    settings, found = first.settings, dict[str, Proposer | None]()
+    for name, options in _with_options(settings.proposers or (DRAFT_ALONE,), settings):
+        if name in drafts:
+            found[name] = make_draft_model(drafts.pop(name))
+            continue
+        if (free := _without_model(name)) is not None:
+            found[PROPOSERS[free].source or free] = _make(free, first, options)
     known = {own.source: own.draft.evaluated for own in members if own.draft and own.draft.evaluated is not None}
     return SideBySide(
         {source: proposer for source, proposer in found.items() if proposer is not None}
-        | {parts.source: make_draft_model(parts) for parts in members},
+        | {source: make_draft_model(parts) for source, parts in drafts.items()},
         None if settings.selection in LEARNS_COLLAPSES else known,
     )
 
 
 def free_sources(settings: EngineConfig) -> tuple[str, ...]:
     """Return the sources without a model that stand beside the drafts of a pool, and are members of it too."""
-    return tuple(_without_model(settings))
+    named = map(_without_model, settings.proposers or (DRAFT_ALONE,))
+    return tuple(dict.fromkeys([PROPOSERS[free].source or free for free in named if free is not None]))
 
 
-def _without_model(settings: EngineConfig) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Return the proposers without a model beside the drafts of a pool, with the options of each, by source."""
-    found = {}
-    for name, options in _with_options(settings.proposers or (DRAFT_ALONE,), settings):
-        choice = PROPOSERS[name]
-        free = choice.without_draft if "draft" in choice.needs else name
-        if free != WITHOUT_DRAFT:
-            found[PROPOSERS[free].source or free] = free, options
-    return found
+def _without_model(name: str) -> str | None:
+    """Return what a proposer is beside the drafts of a pool, None where that is nothing but drafts."""
+    choice = proposer_choice(name)
+    free = choice.without_draft if "draft" in choice.needs else name
+    return None if free == WITHOUT_DRAFT else free
 
 
 def _with_options(names: Sequence[str], settings: EngineConfig) -> list[tuple[str, Mapping[str, Any]]]:
@@ -100,33 +101,6 @@ def _with_options(names: Sequence[str], settings: EngineConfig) -> list[tuple[st
 def _make(name: str, parts: ProposerParts, options: Mapping[str, Any]) -> Proposer | None:
     proposer: Proposer | None = PROPOSERS[name].load()(parts, **options)
     return proposer
-
-
-def check_proposer(settings: EngineConfig, *, drafts: int) -> None:
-    """Refuse, before models are held, a proposer that could not be built.
-
-    Raises:
-        ConfigError: it needs a draft and there is none, or takes one and there are several, or it lacks one of the
-            options.
-    """
-    with_draft = drafts > 0
-    settings = drafting_alone(settings) if drafts > 1 else settings
-    names, options = proposer_names(settings, with_draft=with_draft), settings.proposer_options
-    if drafts > 1 and not any(name in OF_POOLS for name in names):
-        count = "one draft" if uses_draft(settings, with_draft=True) else "no draft"
-        raise ConfigError(
-            f"proposer={settings.proposer} runs {count}, and {drafts} are given; use one of {', '.join(OF_POOLS)}"
-        )
-    if settings.tree == "medusa" and not with_draft:
-        raise ConfigError("tree=medusa needs a draft of kind medusa; give draft.path=RUN, or use tree=topk")
-    settings.check_options_by_name(names)
-    for name in names:
-        if not with_draft and "draft" in find("proposer", name, PROPOSERS).needs:
-            raise ConfigError(f"proposer={name} needs a draft; give draft.path=RUN (draft= in Python), or use ngram")
-        own, key = (options, "") if len(names) == 1 else (options.get(name, {}), f".{name}")
-        if not isinstance(own, Mapping):
-            raise ConfigError(f"proposer_options{key}={own} must have options by name")
-        check_options(f"proposer_options{key}", name, PROPOSERS[name].load(), own)
 
 
 def proposer_names(settings: EngineConfig, *, with_draft: bool) -> tuple[str, ...]:
@@ -141,12 +115,12 @@ def drafting_alone(settings: EngineConfig) -> EngineConfig:
 
 def uses_draft(settings: EngineConfig, *, with_draft: bool) -> bool:
     """Return True if any of the chosen proposers runs a draft."""
-    return any("draft" in PROPOSERS[name].needs for name in proposer_names(settings, with_draft=with_draft))
+    return any("draft" in proposer_choice(name).needs for name in proposer_names(settings, with_draft=with_draft))
 
 
 def without_draft(settings: EngineConfig) -> list[str]:
     """Return the proposers to use in place of the chosen ones while there is no draft."""
-    choices: list[ProposerChoice] = [PROPOSERS[name] for name in proposer_names(settings, with_draft=False)]
+    choices = [proposer_choice(name) for name in proposer_names(settings, with_draft=False)]
     named = [choice.without_draft for choice in choices if choice.without_draft != WITHOUT_DRAFT]
     return named or [WITHOUT_DRAFT]
 

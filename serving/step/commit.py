@@ -245,7 +245,5 @@ def _count(window: VerificationWindow, result: RowResult, versions: Mapping[str,
     if stats.first_token_s is None:
         stats.first_token_s = now
     stats.record_verification(result.nodes, result.depth, result.trials, result.emitted)
-    for source in {trial.source for trial in result.trials}:
-        stats.sources[source] = stats.sources.get(source, 0) + 1
     tried = tried_versions(result.trials, versions)
     stats.draft_versions += [version for version in tried if version not in stats.draft_versions]

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 class StepTimer:
     """Seconds a step spends planning, drafting, in the target, and in all.
 
-    `drafted_s` has those of each of several sources. `readings_s` has those of drafts that read ahead of a switch, and of
-    the target that reads texts again, `overlapped_s` those of the host's other work while a device runs the target.
+    `drafted_s` has those of each of several sources. `readings_s` has those of drafts that read ahead of a switch, and
+    of the target that reads texts again, `overlapped_s` those of the host's other work while a device runs the target.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

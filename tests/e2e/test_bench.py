@@ -135,6 +135,24 @@ def test_selections_are_compared_on_one_pool(
     assert not (tmp_path / "other").exists()
 
 
+def test_drafts_in_one_tree_are_compared_with_each_alone(
+    distill: Any, tmp_path: Path, prompts: Path, two_drafts: list[Path]
+) -> None:
+    words = [*WORDS, f"bench.prompts=[{prompts}]", "bench.rates=[20]", "bench.seconds=0.3", "bench.max_tokens=8"]
+    words.append(f"drafts=[{','.join(map(str, two_drafts))}]")
+    named = ["engine.proposer=[b,a]", "bench.policies=[fixed-2]", "sampling.temperature=0"]
+    outcome = distill("bench", *words, *named, "bench.selections=[joined,b]")
+    assert outcome.code == 0, outcome.err
+    sides = json.loads((tmp_path / "run/summary.json").read_text())["policies"]
+    sources = {name: set(own["20.0"]["accepted_by_source"]) for name, own in sides.items()}
+    assert sources == {"fixed-2 joined": {"a", "b"}, "fixed-2 b": {"b"}}
+    assert "20 requests/s, fixed-2 joined: accepted tokens of " in outcome.out
+    mistakes = ["hydra.run.dir=other", "engine.proposer=[b,a]", "bench.policies=[goodput]", "bench.selections=[joined]"]
+    failed = distill("bench", *words, *mistakes)
+    assert (failed.code, "policy goodput: several drafts in one tree need a fixed shape" in failed.err) == (2, True)
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.fixture
 def two_drafts(tmp_path: Path) -> list[Path]:
     target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))

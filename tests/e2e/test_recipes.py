@@ -71,11 +71,13 @@ def test_trees_are_compared_and_finished_runs_are_kept(
     tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert distill(["init-draft", "target=tiny", "draft=pruned", "draft.layers=2", "hydra.run.dir=draft"]) == 0
-    chosen = ["--cells", "chain,roots-2,three-sources", "--count", "3"]
+    for layers, folder in ((2, "one"), (1, "other")):
+        words = ["target=tiny", "draft=pruned", f"draft.layers={layers}", f"hydra.run.dir={folder}"]
+        assert distill(["init-draft", *words]) == 0
+    chosen = ["--cells", "chain,roots-2,three-sources,two-drafts", "--further", "other", "--count", "3"]
     words = ["quality.rounds=1", "quality.max_tokens=8", "engine.compile=false", "engine.max_model_len=256"]
     words.append("engine.measure_costs_s=0")
-    files = ["--prompts", str(prompts), "--draft", "draft", "--output", "out", "--target", "tiny"]
+    files = ["--prompts", str(prompts), "--draft", "one", "--output", "out", "--target", "tiny"]
     monkeypatch.setattr(sys, "argv", ["trees", *files, *chosen, *words])
     assert trees.main() == 0
     found = json.loads(Path("out/results.json").read_text())["cells"]
@@ -83,7 +85,9 @@ def test_trees_are_compared_and_finished_runs_are_kept(
         "chain": {"exact"},
         "roots-2": {"exact", "target_initialised"},
         "three-sources": {"exact"},
+        "two-drafts": {"exact"},
     }
+    assert set(found["two-drafts"]["exact"]["accepted_by_source"]) <= {"one", "other"}
     assert Path("out/trees.png").stat().st_size > 1000
     written = Path("out/chain/summary.json").stat().st_mtime_ns
     capsys.readouterr()

@@ -151,15 +151,17 @@ class Generation:
         return [self.stream.outputs[request.id] for request in self.stream.requests]
 
     def _with_trace(self, choice: Json, delta: Delta) -> Json:
-        """Add each token's kind, and the text it made certain, if the client requested the trace."""
+        """Add each token's kind, source, and the text it made certain, if the client requested the trace."""
         if not self._traced:
             return choice
         if delta.choice not in self._detokenizers:
             request = self.stream.requests[delta.choice // self.parsed.params.n]
             tokenizer = self.state.codec.tokenizer
             self._detokenizers[delta.choice] = Detokenizer(tokenizer, request.prompt_ids, self.parsed.params.stop)
-        pairs = zip(delta.token_ids, delta.kinds, strict=True)
-        tokens = [{"id": token, "kind": kind, "text": self._text_of(delta.choice, token)} for token, kind in pairs]
+        tokens = [
+            {"id": token, "kind": kind, "source": source, "text": self._text_of(delta.choice, token)}
+            for token, kind, source in zip(delta.token_ids, delta.kinds, delta.sources, strict=True)
+        ]
         return {**choice, "speculation": {"tokens": tokens}}
 
     def _text_of(self, choice: int, token: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,9 +54,19 @@ def speculation(replies: Replies, outputs: Sequence[RequestOutput]) -> Json:
         "tried_per_position": [tried[place] for place in range(len(tried))],
         "accepted_per_position": [accepted[place] for place in range(len(tried))],
         "steps": sum(own.steps for own in stats),
-        "sources": dict(sum((Counter(own.sources) for own in stats), Counter())),
+        "sources": _sums([own.sources for own in stats]),
+        "accepted_by_source": _sums([own.accepted_by_source for own in stats]),
         "draft_versions": list(dict.fromkeys(version for own in stats for version in own.draft_versions)),
     }
+
+
+def _sums(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Return counts added up, those of 0 too."""
+    found: dict[str, int] = {}
+    for own in counts:
+        for name, count in own.items():
+            found[name] = found.get(name, 0) + count
+    return found
 
 
 class CompletionReplies:

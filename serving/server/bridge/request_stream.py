@@ -17,7 +17,12 @@ Kind = Literal["accepted", "corrected", "bonus", "plain"]
 
 @dataclass(frozen=True)
 class Delta:
-    """New tokens and text of one answer since the last read. `kinds` has the origin of each token."""
+    """New tokens and text of one answer since the last read.
+
+    Attributes:
+        kinds: of each token.
+        sources: who proposed each token, "" for those that nobody did.
+    """
 
     choice: int
     token_ids: tuple[int, ...]
@@ -26,6 +31,7 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: str | None
     error: str | None
+    sources: tuple[str, ...] = ()
 
     def and_then(self, later: Delta) -> Delta:
         """Return this delta and a later one of the same answer as one."""
@@ -33,6 +39,7 @@ class Delta:
             later,
             token_ids=self.token_ids + later.token_ids,
             kinds=self.kinds + later.kinds,
+            sources=self.sources + later.sources,
             text=self.text + later.text,
             logprobs=self.logprobs + later.logprobs,
         )
@@ -44,6 +51,7 @@ class _Unread:
 
     token_ids: list[int] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
@@ -52,6 +60,7 @@ class _Unread:
     def add(self, output: SequenceDelta, row: RowResult | None) -> None:
         self.token_ids += output.token_ids
         self.kinds += kinds(len(output.token_ids), row)
+        self.sources += sources(len(output.token_ids), row)
         self.texts.append(output.text)
         self.logprobs += output.logprobs
         self.finish_reason, self.error = output.finish_reason, output.error
@@ -65,6 +74,7 @@ class _Unread:
             tuple(self.logprobs),
             self.finish_reason,
             self.error,
+            tuple(self.sources),
         )
 
 
@@ -158,3 +168,9 @@ def kinds(tokens: int, row: RowResult | None) -> tuple[Kind, ...]:
     if row is not None and row.nodes:
         accepted, last = min(row.accepted, tokens), "corrected" if row.rejected else "bonus"
     return (drafted,) * accepted + (last,) * (tokens - accepted)
+
+
+def sources(tokens: int, row: RowResult | None) -> tuple[str, ...]:
+    """Return who proposed each token of a step, "" for the target's own one."""
+    found = [] if row is None else [trial.source for trial in row.trials if trial.accepted][:tokens]
+    return (*found, *[""] * (tokens - len(found)))

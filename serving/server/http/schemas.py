@@ -36,7 +36,7 @@ class SpeculationOptions(Body):
     log: bool = True  # False: never recorded for online adaptation
     domain: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w .:/+-]+$")] = "default"  # kind of text
     require_exact: bool = False  # refuse the request if this server's verification is lossy
-    trace: bool = False  # return the kind of each token: accepted, corrected, bonus or plain
+    trace: bool = False  # return each token's kind (accepted, corrected, bonus or plain) and who proposed it
 
 
 class StreamOptions(Body):

@@ -1,6 +1,6 @@
 """Prometheus metrics under vLLM's names with the prefix `distillspec:`. They exist from the start, at zero.
 
-Those by draft, domain or route have a series from its first use on.
+Those by draft, source, domain or route have a series from its first use on.
 
 `docs/operators.md` explains each one. A test compares the two.
 """
@@ -18,6 +18,7 @@ from distillspec.serving.server.bridge.online_figures import OnlineFigures
 from distillspec.serving.server.observability.acceptance_counters import AcceptanceCounters
 from distillspec.serving.server.observability.online_metrics import OnlineMetrics
 from distillspec.serving.server.observability.selection_metrics import SelectionMetrics
+from distillspec.serving.server.observability.source_counters import SourceCounters
 from distillspec.serving.server.observability.without_names import WithoutNames
 
 PREFIX = "distillspec:"
@@ -52,6 +53,7 @@ class Metrics:
         self.declare_counters(speculation_length)
         self.declare_histograms(speculation_length)
         self.acceptance = AcceptanceCounters(PREFIX, model, self.registry)
+        self.sources = SourceCounters(PREFIX, model, self.registry)
         self.online = OnlineMetrics(PREFIX, model)
         self.registry.register(self.online)
         self.selection = SelectionMetrics(PREFIX, model)
@@ -69,6 +71,7 @@ class Metrics:
         if result is None:
             return
         self.acceptance.observe(report.versions, result.rows)
+        self.sources.observe(result)
         self._observe_rows(result.rows)
         emitted = sum(row.emitted for row in result.rows)
         self.generation_tokens.inc(emitted)

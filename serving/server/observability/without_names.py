@@ -8,12 +8,12 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-NAMES = ("domain", "draft")  # labels. A specialist, one of several drafts, is named after its domain
+NAMES = ("domain", "draft", "source")  # labels. A specialist, one of several drafts, is named after its domain
 ALL = "all"  # their value here
 
 
 class WithoutNames(Collector):
-    """The series of a collector, added up over domains and drafts."""
+    """The series of a collector, added up over domains, drafts and other sources."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,14 @@ import pytest
 
 from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError
-from distillspec.serving.commands.measured_engine import check_grows, check_no_store, check_speculates, fitting
+from distillspec.models.checkpoint import METADATA
+from distillspec.serving.commands.measured_engine import (
+    check_grows,
+    check_no_store,
+    check_speculates,
+    find_named,
+    fitting,
+)
 from distillspec.types import Prompt
 
 
@@ -46,3 +54,15 @@ def test_prompts_leave_room_for_an_answer() -> None:
 def test_trees_that_a_draft_grows_need_a_draft() -> None:
     with pytest.raises(ConfigError, match=r"policy topk-3-2 says how a draft model grows trees.*draft\.path=RUN"):
         check_grows("topk-3-2", EngineConfig(), engine(proposer=None))
+
+
+def test_drafts_are_named_as_their_folders_are(tmp_path: Path) -> None:
+    paths = [tmp_path / "maths", tmp_path / "sql" / "draft"]
+    for folder in paths:
+        folder.mkdir(parents=True)
+        (folder / METADATA).write_text("{}")
+    given = [str(tmp_path / "maths"), str(tmp_path / "sql")]
+    assert find_named(EngineConfig(proposer=["sql", "ngram", "maths"]), given) == paths
+    assert find_named(EngineConfig(), given) == paths
+    with pytest.raises(ConfigError, match=r"proposer=chat is not known; use one of none, .*, or a draft: maths, sql"):
+        find_named(EngineConfig(proposer=["sql", "chat"]), given)

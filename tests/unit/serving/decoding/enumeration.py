@@ -146,12 +146,10 @@ def _every(parts: Sequence[Sequence[tuple[float, Any]]]) -> Iterator[tuple[float
             yield chance * more, [head, *tail]
 
 
-def side_by_side(one: Process, other: Process) -> Process:
-    """Trees of two sources, joined as the engine joins them: those of `one` are tried first."""
-    others = list(other)
-    for chance, tree in one:
-        for more, second in others:
-            yield chance * more, merged([tree, second])
+def side_by_side(*sources: Process) -> Process:
+    """Trees of several sources, joined as the engine joins them: those of the first one are tried first."""
+    for chance, trees in _every([list(source) for source in sources]):
+        yield chance, merged(trees)
 
 
 def fixed(tree: TokenTree) -> Process:

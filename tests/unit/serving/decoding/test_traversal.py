@@ -40,7 +40,7 @@ def ways(q: Tensor, kept: Tensor) -> dict[str, Callable[[], Process]]:
 
 def traversed(process: Process, p: Tensor) -> Tensor:
     """The law `[V, V]` of the first two tokens emitted."""
-    found = torch.zeros(V, V, dtype=torch.float64)
+    found = torch.zeros_like(p[1:])
     for probability, tree in process:
         probs, reached = torch.stack([p[0], *(p[1 + token] for token in tree.tokens)]), probability
         for node, chance, following in traversal(probs, tree):

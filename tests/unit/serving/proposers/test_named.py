@@ -17,7 +17,7 @@ from distillspec.serving.base.tree import DRAFT, NGRAM, TokenTree
 from distillspec.serving.engine import Engine
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.draft_model import DraftModel
-from distillspec.serving.proposers.named import check_proposer, draft_models, grow_as
+from distillspec.serving.proposers.named import draft_models, grow_as
 from distillspec.serving.proposers.side_by_side import SideBySide
 
 from ..conftest import MakeEngine, prompts
@@ -58,16 +58,6 @@ def test_a_controller_of_the_callers_plans_for_the_draft_alone(
         engine.load_draft(tmp_path / "draft")
         engine.step()
     assert sources(engine.proposer) == [DRAFT]
-
-
-@pytest.mark.parametrize(
-    ("options", "drafts", "named"),
-    [({"longest": 2}, 1, "longest"), ({"ngrm": {}}, 1, "ngrm"), ({"ngram": {"least": 0.1}}, 2, "ngram")],
-)
-def test_options_of_no_proposer_are_refused(options: dict[str, Any], drafts: int, named: str) -> None:
-    with pytest.raises(ConfigError, match=rf"proposer_options.*{named}"):
-        check_proposer(EngineConfig(proposer_options=options), drafts=drafts)
-    check_proposer(EngineConfig(proposer_options={"ngram": {"longest": 2}}), drafts=1)
 
 
 def test_an_engines_draft_grows_other_trees_from_the_next_step_on(

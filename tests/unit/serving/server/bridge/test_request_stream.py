@@ -9,7 +9,7 @@ import pytest
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.requests import RequestOutput, SequenceDelta
-from distillspec.serving.server.bridge.request_stream import RequestStream, kinds
+from distillspec.serving.server.bridge.request_stream import RequestStream, kinds, sources
 from distillspec.serving.server.http.errors import ApiError
 
 
@@ -71,6 +71,7 @@ def test_an_answer_that_was_finished_before_a_failure_is_whole() -> None:
 )
 def test_where_tokens_come_from(row: RowResult | None, tokens: int, expected: tuple[str, ...]) -> None:
     assert kinds(tokens, row) == expected
+    assert sources(tokens, row) == tuple("draft" if kind == "accepted" else "" for kind in expected)
 
 
 def test_what_was_written_is_counted_before_an_answer_ends() -> None:

@@ -178,6 +178,11 @@ def test_a_trace_has_the_kind_of_each_token(served: Running) -> None:
     assert kinds.count("accepted") == body["speculation"]["accepted"]
     assert {"corrected"} < set(kinds) <= {"accepted", "corrected", "bonus", "plain"}
     assert kinds[0] == "plain"
+    sources = [token["source"] for token in choice["speculation"]["tokens"]]
+    assert {bool(source) for kind, source in zip(kinds, sources, strict=True) if kind == "accepted"} == {True}
+    earned = {source: sources.count(source) for source in body["speculation"]["sources"]}
+    assert body["speculation"]["accepted_by_source"] == earned
+    assert sources.count("") == len(sources) - sum(earned.values()) == len(kinds) - kinds.count("accepted")
     certain = "".join(token["text"] for token in choice["speculation"]["tokens"])
     assert choice["text"].startswith(certain)  # half a character at the very end stays with nobody
 
