@@ -31,7 +31,7 @@ def anchors_of(position_ids: Tensor, wanted: Sequence[Tensor]) -> list[Tensor]:
         wanted: `[n_k]` int64 of the flattened grid `[B · L]`: tokens before the drafted ones.
     """
     places = position_ids.flatten()
-    return [tokens - places[tokens].clamp(max=position) for position, tokens in enumerate(wanted)]
+    return [torch.sub(tokens, places[tokens].clamp(max=position)) for position, tokens in enumerate(wanted)]
 
 
 def masks_behind(

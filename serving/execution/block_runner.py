@@ -27,9 +27,14 @@ class BlockRunner(StateRunner):
     one_pass = True
 
     def __init__(
-        self, model: LanguageModel, cache: SlotCache, source: SlotCache, prepared: PreparedModel | None = None
+        self,
+        model: LanguageModel,
+        cache: SlotCache,
+        source: SlotCache,
+        prepared: PreparedModel | None = None,
+        source_device: torch.device | None = None,
     ) -> None:
-        super().__init__(model, cache, source, prepared)
+        super().__init__(model, cache, source, prepared, source_device)
         if model.sees_both_ways:
             self.cache.attend = masked_attention
 
