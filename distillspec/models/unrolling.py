@@ -150,9 +150,8 @@ class _Passes:
         """Return the last states `[n_k, D]` at the second, third, … position, where masks see each other."""
         if len(wanted) == 1:
             return []
-        column, sequence = (torch.cat([own[part] for own in self.seen.keys], 1) for part in (1, 2))
-        anchors = anchors_of(self.position_ids, wanted)
-        text = Keys(column, sequence)
+        _, columns, sequences = zip(*self.seen.keys, strict=True)
+        anchors, text = anchors_of(self.position_ids, wanted), Keys(torch.cat(columns, 1), torch.cat(sequences, 1))
         return masks_behind(self.draft, self.cache, text, self.seen.sequence, self.position_ids, anchors)
 
 
