@@ -13,6 +13,7 @@ import pytest
 from distillspec.config import DraftConfig, EngineConfig, OnlineConfig, ServeCommand, ServerConfig, TargetConfig
 from distillspec.errors import ConfigError
 from distillspec.models import initialise_draft, load_target, save_draft
+from distillspec.models.checkpoint import METADATA
 from distillspec.serving.base.tree import DRAFT, NGRAM
 from distillspec.serving.commands.serve import load_engine, run
 from distillspec.serving.cost_keeper import CostKeeper
@@ -127,3 +128,24 @@ def test_a_mistake_is_refused_before_a_model_is_loaded(
     with pytest.raises(ConfigError, match=problem):
         run(ServeCommand(target=target, server=ServerConfig(port=0, **setting)), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("proposer", "problem"),
+    [
+        (["maths", "sql"], r"proposer=sql is not known; use one of none, .*, or a draft: maths, chat$"),
+        (["ngram", "chat"], r"proposer=\['ngram', 'chat'\] does not name the draft maths"),
+    ],
+)
+def test_drafts_are_named_as_they_are_there_before_a_model_is_loaded(
+    tmp_path: Path, proposer: list[str], problem: str
+) -> None:
+    for name in ("maths", "chat"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / METADATA).write_text("{}")
+    drafts, target = [str(tmp_path / "maths"), str(tmp_path / "chat")], TargetConfig(path=str(tmp_path / "nowhere"))
+    config = ServeCommand(
+        target=target, drafts=drafts, engine=EngineConfig(proposer=proposer), server=ServerConfig(port=0)
+    )
+    with pytest.raises(ConfigError, match=problem):
+        run(config, tmp_path / "run")
