@@ -150,9 +150,9 @@ class _Passes:
         """Return the last states `[n_k, D]` at the second, third, … position, where masks see each other."""
         if len(wanted) == 1:
             return []
-        column, sequence = (torch.cat([own[part] for own in self.seen.keys], 1) for part in (1, 2))
+        column = torch.cat([places for _, places, _ in self.seen.keys], 1)
+        text = Keys(column, torch.cat([whose for *_, whose in self.seen.keys], 1))
         anchors = anchors_of(self.position_ids, wanted)
-        text = Keys(column, sequence)
         return masks_behind(self.draft, self.cache, text, self.seen.sequence, self.position_ids, anchors)
 
 
