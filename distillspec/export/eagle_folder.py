@@ -54,13 +54,13 @@ def write_eagle(
         gamma: drafted tokens a step that the folder proposes (speculators).
         more, named: further weights and settings.
     """
-    floats = {**eagle_weights(draft, target, form, ids), **(more or {})}
+    floats = eagle_weights(draft, target, form, ids) | dict(more or {})
     weights = {name: value.to(getattr(torch, dtype)) for name, value in floats.items()}
     rows = head_rows(target)
     if draft.width < rows:
         weights |= id_maps(draft, rows)
     save_file({name: value.cpu().contiguous() for name, value in weights.items()}, folder / WEIGHTS, {"format": "pt"})
-    settings = {**eagle_settings(draft, target, form, ids, dtype, gamma), **(named or {})}
+    settings = eagle_settings(draft, target, form, ids, dtype, gamma) | dict(named or {})
     (folder / CONFIG).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -150,8 +150,9 @@ class _Passes:
         """Return the last states `[n_k, D]` at the second, third, … position, where masks see each other."""
         if len(wanted) == 1:
             return []
-        _, columns, sequences = zip(*self.seen.keys, strict=True)
-        anchors, text = anchors_of(self.position_ids, wanted), Keys(torch.cat(columns, 1), torch.cat(sequences, 1))
+        column = torch.cat([places for _, places, _ in self.seen.keys], 1)
+        text = Keys(column, torch.cat([whose for *_, whose in self.seen.keys], 1))
+        anchors = anchors_of(self.position_ids, wanted)
         return masks_behind(self.draft, self.cache, text, self.seen.sequence, self.position_ids, anchors)
 
 
