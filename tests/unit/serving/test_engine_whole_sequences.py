@@ -52,7 +52,8 @@ POLICIES = {
     "seeded": SamplingParams(temperature=2.0, seed=0),
     "penalised": SamplingParams(temperature=1.5, frequency_penalty=0.7, stop_token_ids=[2], bad_word_ids=DEAD_END),
 }
-REQUESTS = 480  # of all policies
+REQUESTS = 480  # of all policies. Where a mutant does much harm, fewer show it
+FEWER = {"reused": 240, "ngram": 320}
 ABORTED = 4  # one of so many is aborted
 ARRIVING = 16  # requests a step, where each preempts an earlier one
 SHARP = 4.0  # factor of the layers' weights, so that what follows depends on all the text
@@ -110,6 +111,10 @@ class Case(NamedTuple):
         if self.way == "random":
             chosen["controller_object"] = RandomShapes()
         return chosen | ({"page_tokens": 4} if self.paged else {})
+
+    @property
+    def requests(self) -> int:
+        return min([FEWER.get(event, REQUESTS) for event in self.events])
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -189,7 +194,7 @@ class Stage:
             parts = {}
         engine = make_engine(self.drafts["one"], model=self.target, **case.settings, **parts)
         play = Play(engine, case.events, cycle([(name, self.drafts[name]) for name in ("other", "one")]))
-        turns = dict(zip(range(REQUESTS), cycle(case.policies), strict=False))
+        turns = dict(zip(range(case.requests), cycle(case.policies), strict=False))
         written = _in_parts(play, turns) if "reused" in case.events else _at_once(play, turns)
         assert {event: play.met[event] for event in (*case.events, "accepted") if play.met[event] < SEEN} == {}
         found = {name: [written[own] for own in written if turns[own] == name] for name in case.policies}
@@ -333,15 +338,6 @@ def judges_ngrams_by_the_drafts_q(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(side_by_side, "merged", merged)
 
 
-def takes_the_next_tokens_q(patch: pytest.MonkeyPatch) -> None:
-    def moved(tree: TokenTree) -> TokenTree:
-        rows = [own.row for own in tree.groups]
-        groups = [own._replace(row=row) for own, row in zip(tree.groups, [*rows[1:], *rows[-1:]], strict=True)]
-        return TokenTree(tree.tokens, tuple(groups))
-
-    _spoil(patch, lambda _, trees: list(map(moved, trees)))
-
-
 def forgets_to_renormalise_the_residual(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RejectionRule, "_normalised", staticmethod(lambda p: p))
 
@@ -358,10 +354,8 @@ MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Case]] = [
     (counts_noise_from_the_preemption, Case("chain", ("preempted",))),
     (reuses_text_without_reading_it, Case("random", ("preempted",))),
     (reuses_text_without_reading_it, Case("chain", ("reused",))),
-    (reuses_text_without_reading_it, Case("random", ("reused",))),
     (judges_ngrams_by_the_drafts_q, Case("chain", ("ngram",))),
     (judges_ngrams_by_the_drafts_q, Case("random", ("ngram",))),
-    (takes_the_next_tokens_q, Case("chain", ("swapped",), kernel=False)),
     (forgets_to_renormalise_the_residual, Case("sampled", ("swapped",), kernel=False)),
     (leaves_rejected_children_in_p, Case("topk", ("swapped",), kernel=False)),
 ]
