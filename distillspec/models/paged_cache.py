@@ -53,7 +53,7 @@ class PagedCache(SlotCache):
         return self.pages.changes if self.own_changes is None else self.own_changes
 
     def table_changes(self) -> list[NDArray[numpy.int64]]:
-        changes = self._changes
+        changes = dict(self._changes)  # a draft's thread may clear them while this one reads
         return [numpy.array(list(part), dtype=numpy.int64) for part in (changes, changes.values())] if changes else []
 
     def change_table(self, entries: Tensor, pages: Tensor) -> None:
