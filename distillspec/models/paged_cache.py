@@ -37,7 +37,7 @@ class PagedCache(SlotCache):
         return PagedCache(self.slots, self.max_len, self.attend, pages=self.pages, table=self.table)
 
     def table_changes(self) -> list[NDArray[numpy.int64]]:
-        changes = self.pages.changes
+        changes = dict(self.pages.changes)  # a draft's thread may clear them while this one reads
         return [numpy.array(list(part), dtype=numpy.int64) for part in (changes, changes.values())] if changes else []
 
     def change_table(self, entries: Tensor, pages: Tensor) -> None:

@@ -10,6 +10,8 @@ from torch import Tensor
 from distillspec.errors import ConfigError, RunError
 from distillspec.types import SamplingPolicy
 
+HOTTEST = 1e30  # beyond this temperature −inf over it, a banned token's, is NaN in float32: 1 / T is 0, or T infinite
+
 
 class NonFiniteLogits(RunError, ValueError):
     """Logits with NaN, +inf, or a row of nothing but −inf. The message names their owner and the row."""
@@ -40,8 +42,8 @@ def check_logits(logits: Tensor, owner: str) -> None:
 
 def check_policy(policy: SamplingPolicy) -> None:
     """Raise `ConfigError` for a temperature, top-k, top-p or min-p outside its range."""
-    if not (policy.temperature >= 0 and math.isfinite(policy.temperature)):
-        raise ConfigError(f"temperature={policy.temperature} must be finite and >= 0 (0 is greedy)")
+    if not 0 <= policy.temperature <= HOTTEST:
+        raise ConfigError(f"temperature={policy.temperature} must be between 0 (greedy) and {HOTTEST:g}")
     if policy.top_k < 0:
         raise ConfigError(f"top_k={policy.top_k} must be >= 0 (0 switches it off)")
     if not 0 < policy.top_p <= 1:

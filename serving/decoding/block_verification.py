@@ -59,7 +59,9 @@ class Blocks:
         ]
         starts = list(accumulate([1 + length for length in lengths[:-1]], initial=0))
         most = range(max(lengths))
+        # Where a row defines no distribution, any that lets what comes before it stand.
         self.batch, self.p = batch, probs([row for own in rows for row in own])
+        self.p.nan_to_num_(1 / self.p.shape[1])
         held = to_device(
             [
                 *([start + min(i, n) for start, n in zip(starts, lengths, strict=True)] for i in (*most, len(most))),

@@ -18,6 +18,7 @@ from torch import Tensor
 from distillspec.native.verdict_kernel import Chances, VerdictKernel
 from distillspec.sampling import best_ids
 from distillspec.serving.base.transfer import rows_of, to_device, to_host
+from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.decoding.block_verification import verify_blocks
 from distillspec.serving.decoding.choices import verify_choices
 from distillspec.serving.decoding.drafting import Draws, make_draws
@@ -191,7 +192,7 @@ class TokenSampler:
 
 
 def _judgements(step: Step, finite: Sequence[int], found: Mapping[int, TreeVerdict]) -> list[Judgement]:
-    """Return the judgements. Verdicts that depend on rows with NaN become None.
+    """Return the judgements. Verdicts hold as far as the rows that they depend on are sound.
 
     Args:
         finite: 1 for each sound row of logits, 0 for others.
@@ -200,9 +201,22 @@ def _judgements(step: Step, finite: Sequence[int], found: Mapping[int, TreeVerdi
     judgements = []
     for i, (first, tree) in enumerate(zip(step.firsts, step.trees, strict=True)):
         rows = finite[first : first + 1 + len(tree)]
-        decided = rows[0] and all(rows[1 + node] for node in found[i].path)
-        judgements.append(Judgement(found[i] if decided else None, all(rows)))
+        judgements.append(Judgement(_sound_part(found[i], tree, rows), all(rows)))
     return judgements
+
+
+def _sound_part(verdict: TreeVerdict, tree: TokenTree, rows: Sequence[int]) -> TreeVerdict | None:
+    """Return the verdict up to the first accepted node behind which there is no distribution, None for the text itself.
+
+    That node's token is the newest one then, and what follows it is decided in the next step. To start again from the
+    text would write it less often than without a draft.
+    """
+    if not rows[0]:
+        return None
+    for place, node in enumerate(verdict.path):
+        if not rows[1 + node]:
+            return TreeVerdict(verdict.path[:place], tree.tokens[node])
+    return verdict
 
 
 def _transformed(logits: Tensor, places: Sequence[Place], columns: Columns) -> Tensor:

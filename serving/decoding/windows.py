@@ -109,7 +109,7 @@ class Lot:
 class Judgement:
     """Verdict on a window."""
 
-    verdict: TreeVerdict | None  # None where the target's logits on the path are NaN
+    verdict: TreeVerdict | None  # None where the target's logits behind the text are NaN
     sound: bool  # False where any of the window's logits is NaN, on the path or off it
 
 

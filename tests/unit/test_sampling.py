@@ -12,6 +12,7 @@ from transformers.generation.logits_process import TopPLogitsWarper
 
 from distillspec.errors import ConfigError
 from distillspec.sampling import NonFiniteLogits, best_ids, draw, policy_probs
+from distillspec.sampling.checks import HOTTEST
 from distillspec.sampling.nucleus import keep_nucleus, largest_probs, mask_nucleus
 from distillspec.types import SamplingPolicy
 
@@ -150,6 +151,9 @@ def test_a_row_without_any_token_is_an_error() -> None:
     ("policy", "key"),
     [
         (SamplingPolicy(temperature=-1), "temperature"),
+        (SamplingPolicy(temperature=INF), "temperature"),
+        (SamplingPolicy(temperature=math.nan), "temperature"),
+        (SamplingPolicy(temperature=1.1 * HOTTEST), "temperature"),
         (SamplingPolicy(top_k=-1), "top_k"),
         (SamplingPolicy(top_p=0), "top_p"),
         (SamplingPolicy(min_p=1.5), "min_p"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import ValuesView
 from random import Random
 
 import pytest
@@ -163,3 +164,21 @@ def test_memory_for_timing_is_taken_while_there_is_some() -> None:
     cache = paged(masked_attention, [20, 5, 0, 0], 16, seed=0, spare=4)
     cache.commit(4, 48)
     assert [len(table) for table in cache.pages.tables] == [3, 3, 0, 0]
+
+
+class Raced(dict[int, int]):
+    """Changes of a block table that another thread takes over while this one reads them."""
+
+    def values(self) -> ValuesView[int]:
+        self.clear()
+        return super().values()
+
+
+def test_changes_of_the_table_are_read_whole_while_a_drafts_thread_takes_them_over() -> None:
+    """Micro-batches: target and draft begin their passes at the same time, and share the table."""
+    cache = paged(masked_attention, [16, 16, 16, 16], 16, seed=0)
+    cache.pages.resize(2, 40)
+    wanted = dict(cache.pages.changes)
+    cache.pages.changes = Raced(wanted)
+    entries, pages = cache.table_changes()
+    assert dict(zip(entries.tolist(), pages.tolist(), strict=True)) == wanted

@@ -36,7 +36,7 @@ def answers(engine: Engine, params: list[SamplingParams] = PARAMS) -> list[tuple
     return [output.token_ids for output in engine.generate(asked, [params[i % len(params)] for i in range(len(asked))])]
 
 
-@pytest.mark.parametrize(("count", "limits"), [(0, {}), (2, TIGHT), (3, {}), (8, {})])
+@pytest.mark.parametrize(("count", "limits"), [(0, {}), (2, TIGHT), (2, {**TIGHT, "page_tokens": 4}), (3, {}), (8, {})])
 def test_greedy_and_seeded_answers_are_those_of_whole_steps(
     draft: LanguageModel, make_engine: MakeEngine, count: int, limits: dict[str, Any]
 ) -> None:

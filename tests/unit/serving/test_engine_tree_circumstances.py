@@ -19,6 +19,7 @@ from distillspec.serving.step.commit import Emission
 
 from .conftest import TIGHT, MakeEngine, prompts, ticks
 from .test_engine_grown_trees import FREE, tree_draft
+from .whole_sequences import CAUGHT, LENGTH, LIKELY, counted, law, p_value
 
 LETTERS = "abcdefgh"
 STRINGS = ("ab", "ca", "dd", "be", "ef", "fa", "bc", "ed")
@@ -116,30 +117,6 @@ def test_greedy_and_seeded_answers_end_where_they_would_without_a_draft(
     assert chain or ended["str", chain] > 0, "and strings inside branches"
 
 
-SEQUENCE, FEW = 4, 3  # tokens of a sequence, and of the vocabulary
-
-
-@torch.no_grad()
-def law(model: LanguageModel, prompt: list[int], letters: list[int]) -> Tensor:
-    """Return P of every sequence of the letters behind a prompt `[FEW ** SEQUENCE]`, the last token fastest."""
-    texts, probs = torch.tensor([prompt]), torch.ones(1, dtype=torch.float64)
-    for _ in range(SEQUENCE):
-        probs = (probs[:, None] * model.logits(texts)[:, -1, letters].double().softmax(-1)).flatten()
-        more = torch.tensor(letters).repeat(len(texts))[:, None]
-        texts = torch.cat([texts.repeat_interleave(FEW, 0), more], 1)
-    return probs
-
-
-def chi_square_excess(counts: Tensor, probs: Tensor) -> float:
-    """Return (χ² − df) / √(2 df). Sequences that are expected less than 5 times count as one."""
-    wanted = probs * counts.sum()
-    rare = wanted < 5
-    wanted = torch.cat([wanted[~rare], wanted[rare].sum()[None]])
-    seen = torch.cat([counts[~rare], counts[rare].sum()[None]])
-    df = len(wanted) - 1
-    return float(((seen - wanted) ** 2 / wanted.clamp(min=1e-9)).sum() - df) / (2 * df) ** 0.5
-
-
 def test_whole_sequences_of_joined_dynamic_trees_follow_the_target(
     target: LanguageModel, make_engine: MakeEngine
 ) -> None:
@@ -151,12 +128,10 @@ def test_whole_sequences_of_joined_dynamic_trees_follow_the_target(
     )
     accepted: Counter[str] = Counter()
     engine.observer = lambda seen, logits: accepted.update(t.source for e in seen for t in e.trials if t.accepted)
-    params = SamplingParams(max_tokens=SEQUENCE, ignore_eos=True, allowed_token_ids=letters)
-    tokens = torch.tensor([output.token_ids for output in engine.generate([prompt] * requests, params)])
+    params = SamplingParams(max_tokens=LENGTH, ignore_eos=True, allowed_token_ids=letters)
+    outputs = engine.generate([prompt] * requests, params)
     engine.close()
-    digits = (tokens[..., None] == torch.tensor(letters)).long().argmax(-1)
-    numbers = (digits * FEW ** torch.arange(SEQUENCE - 1, -1, -1)).sum(-1)
-    counts = torch.bincount(numbers, minlength=FEW**SEQUENCE).double()
+    counts = counted([output.token_ids for output in outputs], letters)
     assert min(accepted["ngram"], accepted["draft"]) > 100
-    assert chi_square_excess(counts, law(target, prompt, letters)) < 5
-    assert chi_square_excess(counts, law(draft, prompt, letters)) > 5, "the test would see the draft's own law"
+    assert p_value(counts, law(target, prompt, letters)) > LIKELY
+    assert p_value(counts, law(draft, prompt, letters)) < CAUGHT, "the test would see the draft's own law"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from distillspec.sampling import policy_probs
+from distillspec.sampling.checks import HOTTEST
 from distillspec.serving import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.decoding.drafting import Choice, Draws, choose
@@ -61,6 +62,18 @@ def test_rows_of_all_kinds_draw_from_their_own_policies() -> None:
             wanted = policy_probs(changed[row], SamplingParams(**own).policy)
             torch.testing.assert_close(choice.probs[row], wanted)
     assert choice.probs[5, 1] != torch.softmax(logits[5] / 0.8, -1)[1]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-30, HOTTEST])
+def test_at_any_temperature_a_banned_token_has_no_probability(temperature: float) -> None:
+    """−inf divided by a temperature that is no float32 is NaN, and what is drawn from NaN is judged by NaN."""
+    logits = torch.randn(1, len(KEPT), generator=torch.Generator().manual_seed(0))
+    params = SamplingParams(temperature=temperature, allowed_token_ids=[8, 25], top_p=0.99)
+    choice, _ = drafted(logits, [place(params)], siblings=2)
+    assert choice.probs is not None
+    assert choice.probs[0, [0, 2, 3]].tolist() == [0.0] * 3
+    assert float(choice.probs.sum()) == pytest.approx(1)
+    assert {8, 25} >= {int(KEPT[column]) for column in choice.columns[0] if column >= 0}
 
 
 def test_drawn_tokens_follow_what_they_say_they_were_drawn_from() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distillspec.native.verdict_kernel import Chances
 from distillspec.sampling import draw, policy_probs
+from distillspec.sampling.checks import HOTTEST
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.decoding.block_verification import verify_blocks
 from distillspec.serving.decoding.choices import verify_choices
@@ -203,6 +204,17 @@ def test_a_temperature_near_zero_gives_the_most_probable_token() -> None:
         logits, [JudgedTree(TokenTree(), 0, SamplingPolicy(1e-30))], torch.empty(0, dtype=torch.float64), own
     )
     assert verdict.next_token == int(logits.argmax())
+
+
+@pytest.mark.parametrize("policy", [SamplingPolicy(HOTTEST), SamplingPolicy(HOTTEST, top_p=0.9)])
+def test_at_the_highest_temperature_a_banned_token_is_never_written(policy: SamplingPolicy) -> None:
+    logits = torch.randn(40, 300, generator=torch.Generator().manual_seed(2))
+    logits[:, ::2] = -torch.inf
+    own = (torch.arange(40, dtype=torch.float64) + 0.5) / 40
+    trees = [JudgedTree(TokenTree(), row, policy) for row in range(40)]
+    written = [verdict.next_token for verdict in judged(logits, trees, torch.empty(0, dtype=torch.float64), own)]
+    assert all(token % 2 for token in written)
+    assert max(written) - min(written) > 200, "all others are as probable"
 
 
 def test_uniforms_and_logits_with_gaps_are_read_rightly() -> None:

@@ -288,6 +288,23 @@ def test_numbers_that_are_none_off_the_path_are_reported_and_harmless(look: bool
     assert not judgement.sound
 
 
+@pytest.mark.parametrize(("look", "kernel"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("own", [{"temperature": 0.0}, {}, {"seed": 3}])
+@pytest.mark.parametrize("is_drawn", [True, False])
+def test_an_accepted_token_that_nothing_can_follow_is_written(
+    look: bool, kernel: bool, own: dict[str, Any], is_drawn: bool
+) -> None:
+    """Drafted 7, 8, 9, all probable, and NaN behind 8: 7 and 8 stand as without a draft, and the request fails next."""
+    logits = torch.full((4, 10), -50.0)
+    logits[torch.arange(3), [7, 8, 9]] = 50.0
+    logits[2] = torch.nan
+    table = DraftProbs(torch.softmax(logits[[0, 1, 3]], -1)) if is_drawn else None
+    window = VerificationWindow(row("a", SamplingParams(**own)), TokenTree.chain([7, 8, 9], table))
+    (judgement,) = TokenSampler(10, CPU, look=look, kernel=kernel).verify(logits, [window])
+    assert judgement.verdict == TreeVerdict((0,), 8)
+    assert not judgement.sound
+
+
 @pytest.mark.parametrize("look", [True, False])
 @pytest.mark.parametrize("kept", [None, torch.arange(0, 10, 2)])
 def test_nan_in_one_rows_draft_reaches_no_other_row(look: bool, kept: Tensor | None) -> None:
