@@ -83,7 +83,7 @@ class RejectionRule:
             if not self._some(tried & ~yes):
                 return found
             if rank + 1 < widest:
-                p = self._normalised(self.residual(p.clone() if rank == 0 else p, child, tried & ~yes, rank))
+                p = self.normalised(self.residual(p.clone() if rank == 0 else p, child, tried & ~yes, rank))
         return found
 
     def next_tokens(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
@@ -92,7 +92,7 @@ class RejectionRule:
             child = self.batch.children[at, rank]
             p = self.residual(p, child, child >= 0, rank)
             if rank + 1 < widest:
-                p = self._normalised(p)
+                p = self.normalised(p)
         return self.drawn(p)
 
     def drawn(self, p: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class RejectionRule:
         return torch.where(elder >= 0, self.batch.tokens[elder], NONE)
 
     @staticmethod
-    def _normalised(p: Tensor) -> Tensor:
+    def normalised(p: Tensor) -> Tensor:
         return p.div_(p.sum(-1, keepdim=True))
 
 

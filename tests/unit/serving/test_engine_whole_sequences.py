@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle
 from random import Random
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from distillspec.serving.base.plans import Plan, RowPlan
 from distillspec.serving.base.requests import RequestOutput, SequenceState
 from distillspec.serving.base.rows import BatchView
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.base.tree import DraftProbs, SiblingGroup, TokenTree
+from distillspec.serving.base.tree import DraftProbs, SiblingGroup, TokenTree, merged
 from distillspec.serving.decoding import windows
 from distillspec.serving.decoding.logits import Place
 from distillspec.serving.decoding.noise import noise_key
@@ -270,7 +271,7 @@ def keeps_the_old_drafts_q(patch: pytest.MonkeyPatch) -> None:
 
     def spoil(requests: Sequence[ProposalRequest], trees: list[TokenTree]) -> list[TokenTree]:
         pairs = zip(requests, trees, strict=True)
-        return [_with_groups(tree, lambda own, r=request, t=tree: remembered(r, t, own)) for request, tree in pairs]
+        return [_with_groups(tree, partial(remembered, request, tree)) for request, tree in pairs]
 
     _spoil(patch, spoil)
 
@@ -290,12 +291,12 @@ def takes_another_rows_q(patch: pytest.MonkeyPatch) -> None:
         aborted.clear()
         tables = [{own.parent: own for own in tree.groups if own.drawn_from} for tree in [*trees[1:], *trees[:1]]]
 
-        def next_rows(own: SiblingGroup, table: dict[int, SiblingGroup]) -> SiblingGroup:
+        def next_rows(table: dict[int, SiblingGroup], own: SiblingGroup) -> SiblingGroup:
             other = table.get(own.parent, own)
             return own._replace(drawn_from=other.drawn_from, row=other.row)
 
         pairs = zip(trees, tables, strict=True)
-        return [_with_groups(tree, lambda own, t=table: next_rows(own, t)) for tree, table in pairs]
+        return [_with_groups(tree, partial(next_rows, table)) for tree, table in pairs]
 
     patch.setattr(Engine, "abort", abort)
     _spoil(patch, spoil)
@@ -325,21 +326,19 @@ def reuses_text_without_reading_it(patch: pytest.MonkeyPatch) -> None:
 
 
 def judges_ngrams_by_the_drafts_q(patch: pytest.MonkeyPatch) -> None:
-    plain = side_by_side.merged
-
-    def merged(trees: Sequence[TokenTree]) -> TokenTree:
-        tree = plain(trees)
+    def spoilt(trees: Sequence[TokenTree]) -> TokenTree:
+        tree = merged(trees)
         drawn = {own.parent: own for own in tree.groups if own.drawn_from}
         like = [drawn.get(own.parent, own) for own in tree.groups]
         pairs = zip(tree.groups, like, strict=True)
         groups = [own._replace(drawn_from=other.drawn_from, row=other.row) for own, other in pairs]
         return TokenTree(tree.tokens, tuple(groups))
 
-    patch.setattr(side_by_side, "merged", merged)
+    patch.setattr(side_by_side, "merged", spoilt)
 
 
 def forgets_to_renormalise_the_residual(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RejectionRule, "_normalised", staticmethod(lambda p: p))
+    patch.setattr(RejectionRule, "normalised", staticmethod(lambda p: p))
 
 
 def leaves_rejected_children_in_p(patch: pytest.MonkeyPatch) -> None:
