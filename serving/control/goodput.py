@@ -12,12 +12,9 @@ from distillspec.serving.base.candidates import Candidates
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult, decoding_rows
 from distillspec.serving.base.rows import BatchView, names_nodes, without_named
-from distillspec.serving.control.bounded import WITHIN, best_within, bounds_of
 from distillspec.serving.control.decision import Decision
 from distillspec.serving.control.held_plan import HeldPlan
 from distillspec.serving.control.named_sources import NamedSources
-from distillspec.serving.control.offers import StepPlan
-from distillspec.serving.control.price_list import PriceList
 from distillspec.serving.control.speculation_policy import HOPE, SpeculationPolicy
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.chain_batch import ChainBatch
@@ -25,6 +22,9 @@ from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.live_latency import LiveLatency
 from distillspec.serving.costs.step_work import catch_up_s, drafting_s, work_of
 from distillspec.serving.costs.table import Floats
+from distillspec.serving.planning.bounded import WITHIN, best_within, bounds_of
+from distillspec.serving.planning.offers import StepPlan
+from distillspec.serving.planning.price_list import PriceList
 
 FORGET_ROWS_EVERY = 256  # steps
 

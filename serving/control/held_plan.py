@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.control.decision import Decision
-from distillspec.serving.control.offers import by_source
-from distillspec.serving.control.price_list import PriceList
+from distillspec.serving.planning.offers import by_source
+from distillspec.serving.planning.price_list import PriceList
 
 HELD, MOST_HELD = 8, 32  # steps that one plan holds for: at first, and after plans that were all alike
 # Costs of passes larger than those that are run are never corrected. So the first plan after so many speculating steps

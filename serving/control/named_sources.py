@@ -10,7 +10,7 @@ from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.rows import BatchView, RowView, names_nodes, without_named
 from distillspec.serving.control.decision import Decision
 from distillspec.serving.control.named_rest import NamedRest
-from distillspec.serving.control.offers import StepPlan
+from distillspec.serving.planning.offers import StepPlan
 
 # What is never tried is not known: after so many steps rows take the second best of their sources for one.
 SECOND_EVERY = 64

@@ -8,10 +8,10 @@ from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.base.rows import RowView, names_nodes
 from distillspec.serving.control.decision import Mode
 from distillspec.serving.control.held_plan import HELD
-from distillspec.serving.control.offers import StepPlan
-from distillspec.serving.control.price_list import PriceList
 from distillspec.serving.costs.measured_gain import MeasuredGain
 from distillspec.serving.costs.step_work import catch_up_s
+from distillspec.serving.planning.offers import StepPlan
+from distillspec.serving.planning.price_list import PriceList
 
 PLAIN_EVERY = 100  # speculating steps between two plain ones, which measure the cost of plain decoding
 TRIALS_COST = 0.008  # share of all tokens that trials may lose where speculation does not pay

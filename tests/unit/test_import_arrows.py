@@ -44,7 +44,8 @@ ONLINE = {"serving.online.state", "serving.online.log", "serving.online.judging"
 SERVING_ARROWS: dict[str, set[str]] = {
     "base": {"config", "sampling"},
     "costs": {"config", "models", "provenance", "serving.base"},
-    "control": {"config", "serving.base", "serving.costs"},
+    "planning": {"serving.base", "serving.costs"},
+    "control": {"config", "serving.base", "serving.costs", "serving.planning"},
     "baselines": {"config", "serving.base", "serving.costs", "serving.control"},
     "selection": {"config", "serving.base", "serving.costs"},
     "execution": {"config", "native", "models", "serving.base"},

@@ -16,10 +16,10 @@ from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.held_plan import HELD, HeldPlan
 from distillspec.serving.control.named_rest import REST
 from distillspec.serving.control.named_sources import SECOND_EVERY, NamedSources
-from distillspec.serving.control.price_list import PriceList
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
+from distillspec.serving.planning.price_list import PriceList
 
 COSTS = LatencyModel(CostTable.line(0.0, 3e-4, 3e-2), CostTable.line(0.0, 1e-4, 3e-3), draft_free_s=1e-4)
 

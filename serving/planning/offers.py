@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from distillspec.serving.base.rows import RowView, is_joined
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.control.grown_trees import NO_TREE
 from distillspec.serving.costs.chain_batch import Expected
+from distillspec.serving.planning.grown_trees import NO_TREE
 
 
 class Offer(NamedTuple):

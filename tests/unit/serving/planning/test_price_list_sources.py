@@ -9,11 +9,11 @@ import pytest
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.rows import BatchView, Option, RowView, evidence
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.offers import Offer
-from distillspec.serving.control.price_list import PriceList
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
+from distillspec.serving.planning.offers import Offer
+from distillspec.serving.planning.price_list import PriceList
 
 COSTS = LatencyModel(CostTable.line(0.0, 1e-3, 3e-2), CostTable.line(0.0, 1e-4, 4e-3))
 MODEL = Option(4, wide=True)

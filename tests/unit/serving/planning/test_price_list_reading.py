@@ -7,11 +7,11 @@ import pytest
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.price_list import PriceList
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
+from distillspec.serving.planning.price_list import PriceList
 
 COSTS = LatencyModel(CostTable.line(0.0, 2e-4, 9e-3), CostTable.line(0.0, 7e-5, 3e-4))
 MANY = 10_000

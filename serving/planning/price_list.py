@@ -19,12 +19,12 @@ from distillspec.serving.base.candidates import Candidates, chains
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.rows import Option, RowView, is_joined
 from distillspec.serving.base.shape import chain_shape
-from distillspec.serving.control.grown_trees import Drafted, grow, within
-from distillspec.serving.control.offers import Offer, StepPlan, choose
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.chain_batch import Expected
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.step_costs import StepCosts
+from distillspec.serving.planning.grown_trees import Drafted, grow, within
+from distillspec.serving.planning.offers import Offer, StepPlan, choose
 
 FEWEST = 4  # nodes of a row over which the cost of one is taken
 ROUNDS, CLOSE = 3, 0.02  # in which a price is looked for, and how near it is to be to the goodput that it leads to

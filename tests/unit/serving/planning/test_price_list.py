@@ -11,10 +11,10 @@ from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.plans import RowPlan
 from distillspec.serving.base.rows import Option, RowView, evidence
 from distillspec.serving.base.tree import DRAFT, NGRAM
-from distillspec.serving.control.price_list import PriceList
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
+from distillspec.serving.planning.price_list import PriceList
 
 # A plain step takes 30 ms, a node 0.3 ms more, a pass of the draft 3 ms.
 COSTS = LatencyModel(CostTable.line(0.0, 3e-4, 3e-2), CostTable.line(0.0, 1e-4, 3e-3), draft_free_s=1e-4)

@@ -11,12 +11,12 @@ import pytest
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.candidates import candidates
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.control.bounded import best_within
-from distillspec.serving.control.price_list import CLOSE, PriceList
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
+from distillspec.serving.planning.bounded import best_within
+from distillspec.serving.planning.price_list import CLOSE, PriceList
 
 MOST = 3
 TARGET = CostTable(((1.0, 0.02), (4.0, 0.021), (8.0, 0.026), (32.0, 0.07)), 1e-6)

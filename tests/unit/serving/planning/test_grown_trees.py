@@ -8,10 +8,10 @@ import numpy
 import pytest
 
 from distillspec.serving.base.candidates import Candidates, candidates, chains
-from distillspec.serving.control.grown_trees import Drafted, grow, within
 from distillspec.serving.costs.drafted import DraftedCosts
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable, Floats
+from distillspec.serving.planning.grown_trees import Drafted, grow, within
 
 TARGET = CostTable.line(0.0, 1e-3, 1e-2)
 COSTS = LatencyModel(TARGET, CostTable.line(0.0, 5e-4, 2e-3))

@@ -14,11 +14,11 @@ from distillspec.models import LanguageModel
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.base.requests import RequestRefused
 from distillspec.serving.base.rows import BatchView, RowView
-from distillspec.serving.control.bounded import best_within
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
+from distillspec.serving.planning.bounded import best_within
 from distillspec.serving.simulation.hardware import loaded_experts
 
 from ..conftest import MakeEngine, hf_greedy, prompts

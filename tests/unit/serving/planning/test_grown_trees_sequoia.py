@@ -8,10 +8,10 @@ import numpy
 import pytest
 
 from distillspec.serving.base.candidates import candidates
-from distillspec.serving.control.grown_trees import grow
 from distillspec.serving.costs.drafted import DraftedCosts
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
+from distillspec.serving.planning.grown_trees import grow
 
 DEPTH, WIDTH = 4, 4
 TOO_DEAR_S = 1e4
