@@ -16,9 +16,9 @@ from distillspec.serving.planning.offers import by_source
 from distillspec.serving.planning.price_list import PriceList
 
 HELD, MOST_HELD = 8, 32  # steps that one plan holds for: at first, and after plans that were all alike
-# Costs of passes larger than those that are run are never corrected. So the first plan after so many speculating steps
-# drafts a token more a row. Each time that the next plan is the one before, it takes twice as many, up to a bound.
-EXPLORE_EVERY, MOST_UNEXPLORED = 20, 160
+# Costs of passes larger than those that are run are never corrected, and late positions seldom tried. So the first plan
+# after so many speculating steps drafts a token more a row.
+EXPLORE_EVERY = 20
 # Steps of a plan that would pay if acceptance were what it may be. Finding it takes as long as several others.
 HOPED = 4
 
@@ -44,12 +44,12 @@ class HeldPlan:
         self._displaced: Decision | None = None  # by that of `plan`
         self._prices: tuple[PriceList, list[str], int] | None = None  # with the rows and the step it was made for
         self._held = HELD
-        self._unexplored, self._explore_every = 0, EXPLORE_EVERY  # speculating steps since the last one that explored
+        self._unexplored = 0  # speculating steps since the last one that explored
 
     @property
     def explores(self) -> bool:
         """True where the next plan that speculates should draft more than the best one."""
-        return self._unexplored >= self._explore_every
+        return self._unexplored >= EXPLORE_EVERY
 
     def observe(self, result: StepResult, step: int) -> bool:
         """Note the step of this number. A plan holds on if no prompts were read in it.
@@ -101,13 +101,12 @@ class HeldPlan:
         if decision.mode != "speculating":
             self._until = step + (HOPED if decision.mode == "hoped" else HELD)
             return
-        before = self._before
-        same_rows = before is not None and _names(decision.rows) == _names(before.rows)
-        alike = before is not None and same_rows and decision.shapes == before.shapes
-        if same_rows and self._unexplored == 1:
-            self._explore_every = min(2 * self._explore_every, MOST_UNEXPLORED) if alike else EXPLORE_EVERY
-        self._held = min(2 * self._held, MOST_HELD) if alike else HELD
+        self._held = min(2 * self._held, MOST_HELD) if self._is_alike(decision) else HELD
         self._before, self._until = decision, step + self._held
+
+    def _is_alike(self, decision: Decision) -> bool:
+        before = self._before
+        return before is not None and decision.shapes == before.shapes and _names(decision.rows) == _names(before.rows)
 
 
 def _names(rows: Sequence[RowView]) -> list[str]:

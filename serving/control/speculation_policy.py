@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.base.rows import RowView, names_nodes
 from distillspec.serving.control.decision import Mode
-from distillspec.serving.control.held_plan import HELD
 from distillspec.serving.costs.measured_gain import MeasuredGain
 from distillspec.serving.costs.step_work import catch_up_s
 from distillspec.serving.planning.offers import StepPlan
@@ -16,7 +15,7 @@ from distillspec.serving.planning.price_list import PriceList
 PLAIN_EVERY = 100  # speculating steps between two plain ones, which measure the cost of plain decoding
 TRIALS_COST = 0.008  # share of all tokens that trials may lose where speculation does not pay
 FIRST_TRIAL_COST = 2.0  # plain steps that the first trial of a draft may lose: nothing is known of it yet
-TRY_EVERY = HELD  # plain steps between two points where a trial may start: where a plan is made anyway
+TRY_EVERY = 10  # plain steps between two points where a trial may start
 TRY_LENGTH = 2  # tokens a row drafts in a trial
 FEWEST_TRIED, MOST_TRIED = 4, 32  # steps of a trial. It continues until it has lost as much as its catch-up prefill
 FEWEST_TO_JUDGE = 100  # speculating steps before speculation may be switched off

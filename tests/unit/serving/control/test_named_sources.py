@@ -129,14 +129,15 @@ def test_sources_must_bring_more_than_planning_with_them_takes(planning_s: float
     assert (drafted.count(0) > REST // 2) is rests
 
 
-def test_a_plain_step_counts_without_planning() -> None:
+def test_steps_count_without_planning_but_where_each_is_planned_for() -> None:
     steps, seen = NamedSources(), view(0.9, names="abc")
     why = GoodputController(4, COSTS).decide(seen)
     result = StepResult((), seen, Plan(()), 0, 0.0, 0.02, 0.03, planning_s=0.004)
     assert steps.learn(result, why, (2, 2.0)) == pytest.approx(0.03)
     assert steps.learn(result, why, None) == pytest.approx(0.026)
     alone = replace(result, view=BatchView(tuple(map(without_named, view(0.9).rows))))
-    assert steps.learn(alone, why, None) == pytest.approx(0.03), "no source names its nodes"
+    assert steps.learn(alone, why, None) == pytest.approx(0.026), "one that measures plain decoding is planned for"
+    assert steps.learn(alone, why, (2, 2.0)) == pytest.approx(0.026), "and most that speculate take a plan as it is"
 
 
 @pytest.mark.parametrize(("planning_s", "rests"), [(4e-4, False), (2e-2, True)])

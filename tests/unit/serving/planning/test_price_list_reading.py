@@ -51,7 +51,7 @@ def test_a_longer_plan_to_learn_costs_from_reads_no_text() -> None:
         own = [RowView("read", 300, 4, unread_tokens=2), behind]
         prices = PriceList(own, 4, AcceptanceEstimate(4), COSTS, trees=None)
         best = prices.chains(own, [1, 0])
-        mode, plan = SpeculationPolicy().choose(own, prices, best, prices.plain(own), explores=True)
+        mode, plan = SpeculationPolicy().choose(own, prices, best, prices.plain(own), explores=1)
         assert mode == "exploring"
         return plan.depths
 
