@@ -28,7 +28,8 @@ from distillspec.serving.step.commit import Emission
 from ..models.state_drafts import drafted_logits, state_draft
 from .conftest import TIGHT, MakeEngine, plain_answers, prompts
 from .test_engine_grown_trees import MIXED, tree_draft
-from .test_engine_tree_circumstances import ASKED, FEW, SEQUENCE, chi_square_excess, law, stopping
+from .test_engine_tree_circumstances import ASKED, stopping
+from .whole_sequences import CAUGHT, LENGTH, LIKELY, counted, law, p_value
 
 NAMES = ["tokens", "eagle", "truncated"]
 SHAPES: list[dict[str, Any]] = [
@@ -94,7 +95,7 @@ def test_drafts_that_change_leave_and_come_back_change_no_answer(
     others = cycle([("tokens", tree_draft("truncated", target)), ("tokens", drafts["tokens"])])
     save_draft(drafts["eagle"], tmp_path / "eagle", target)
     settings = EngineSettings(
-        **TIGHT, tree="sampled", widths=[2, 1], max_cache_tokens=150, controller="fixed", proposer=NAMES
+        **TIGHT, tree="sampled", widths=[2, 1], max_cache_tokens=130, controller="fixed", proposer=NAMES
     )
     engine = Engine(target, drafts, settings)
     found = watched(engine)
@@ -190,15 +191,12 @@ def test_whole_sequences_follow_the_target(
         monkeypatch.setattr(side_by_side, "merged", exchanged)
     engine = make_engine(drafts, proposer=["one", "two"], speculation_length=2, max_slots=64)
     found = watched(engine)
-    params = SamplingParams(max_tokens=SEQUENCE, ignore_eos=True, allowed_token_ids=letters)
-    tokens = torch.tensor([output.token_ids for output in engine.generate([prompt] * requests, params)])
+    params = SamplingParams(max_tokens=LENGTH, ignore_eos=True, allowed_token_ids=letters)
+    counts = counted([output.token_ids for output in engine.generate([prompt] * requests, params)], letters)
     engine.close()
-    digits = (tokens[..., None] == torch.tensor(letters)).long().argmax(-1)
-    numbers = (digits * FEW ** torch.arange(SEQUENCE - 1, -1, -1)).sum(-1)
-    counts = torch.bincount(numbers, minlength=FEW**SEQUENCE).double()
     assert mistaken or min(found["one"], found["two"]) > 100
-    excess = chi_square_excess(counts, law(target, prompt, letters))
-    assert excess > 20 if mistaken else excess < 5
+    found_p = p_value(counts, law(target, prompt, letters))
+    assert found_p < CAUGHT if mistaken else found_p > LIKELY
 
 
 def test_by_goodput_each_request_gets_one_of_the_drafts(target: LanguageModel, make_engine: MakeEngine) -> None:

@@ -360,7 +360,7 @@ MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Case]] = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "case"), MUTANTS, ids=str)
+@pytest.mark.parametrize(("spoil", "case"), MUTANTS, ids=lambda own: getattr(own, "__name__", str(own)))
 def test_the_same_counts_find_a_mutant_out(
     stage: Stage,
     make_engine: MakeEngine,
