@@ -1,4 +1,4 @@
-"""Llama-shaped models of random bfloat16 weights, for `gpu.py`."""
+"""Llama-shaped models of random weights, for `gpu.py` and `gpu_exact.py`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ SHAPES = {
 }
 
 
-def random_model(name: str, device: torch.device, layer_share: int = 1) -> LanguageModel:
-    """Make a Llama of random weights on the device. Its ids need not be the tokenizer's."""
+def random_model(
+    name: str, device: torch.device, layer_share: int = 1, dtype: torch.dtype = torch.bfloat16, *, tied: bool = True
+) -> LanguageModel:
+    """Make a Llama of random weights on the device. Its ids need not be the tokenizer's.
+
+    Args:
+        tied: the head is the embedding, as in the 1B model. Such a random model writes its last token again and again.
+    """
     hidden, feed_forward, layers, heads, kv_heads, vocabulary = SHAPES[name]
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -28,11 +34,11 @@ def random_model(name: str, device: torch.device, layer_share: int = 1) -> Langu
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         max_position_embeddings=4096,
-        tie_word_embeddings=name != "8b",
-        dtype=torch.bfloat16,
+        tie_word_embeddings=tied and name != "8b",
+        dtype=dtype,
     )
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
             model = LlamaForCausalLM(config).eval().requires_grad_(False)
