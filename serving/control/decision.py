@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
 from distillspec.serving.base.catch_up import ALONG
@@ -21,6 +20,7 @@ class Decision:
     """Reasons of a plan: predicted seconds and tokens of the step, and the estimates behind them."""
 
     mode: Mode
+    lengths: tuple[int, ...]  # levels of each row
     shapes: tuple[TreeShape, ...]  # of each row's tree
     rows: tuple[RowView, ...] = field(repr=False)  # that it was decided for, each with its source
     predicted_tokens: float
@@ -34,11 +34,6 @@ class Decision:
     slo_violation: float | None = None  # the worst row's expected time per token over its bound, None without bounds
     usual: float | None = None  # goodput that plans usually promise over plain one, where sources name their nodes
     gain: float | None = None  # of goodput by these sources, None where none was to be weighed
-
-    @cached_property
-    def lengths(self) -> tuple[int, ...]:
-        """Levels of each row."""
-        return tuple([shape.depth for shape in self.shapes])
 
     def holds_for(self, rows: Sequence[RowView], most: int) -> bool:
         """Return True for rows that are planned for as these were: their texts alone have grown.

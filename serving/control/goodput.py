@@ -189,6 +189,7 @@ class GoodputController:
         usual = self._named.usual(best, plain, second=second) if named else None
         return Decision(
             mode=mode,
+            lengths=tuple(planned.depths),
             shapes=tuple([each.shape for each in planned.chosen]),
             rows=rows,
             predicted_tokens=planned.expected.tokens,

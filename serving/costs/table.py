@@ -78,7 +78,9 @@ class CostTable:
     def from_json(cls, stored: Mapping[str, Any]) -> CostTable:
         """Return the table that `dataclasses.asdict` made JSON of."""
         knots = tuple((float(tokens), float(seconds)) for tokens, seconds in stored["knots"])
-        return cls(**{**stored, "knots": knots, "recorded": Ladder(tuple(stored["recorded"]["steps"]))})
+        return cls(
+            **{**stored, "knots": knots, "recorded": Ladder(tuple(stored.get("recorded", {"steps": ()})["steps"]))}
+        )
 
     def scaled(self, factor: float) -> CostTable:
         """Return the table of a machine that takes `factor` times as long."""

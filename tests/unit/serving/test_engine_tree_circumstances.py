@@ -91,7 +91,7 @@ def test_greedy_and_seeded_answers_end_where_they_would_without_a_draft(
     target = random_model("llama", torch.float64)
     drafts = [tree_draft(kind, target) for kind in kinds]
     shape = {"tree": tree, "widths": widths, "nodes": 15, "speculation_length": 3}
-    settings = EngineSettings(**TIGHT, **shape, proposer="draft_model", controller=controller, max_cache_tokens=150)
+    settings = EngineSettings(**TIGHT, **shape, proposer="draft_model", controller=controller, max_cache_tokens=135)
     engine = Engine(target, drafts[0], settings)
     engine.clock = ticks()
     if controller == "goodput":
