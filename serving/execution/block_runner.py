@@ -8,12 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from distillspec.models import LanguageModel
 from distillspec.models.draft_steps import Unread
 from distillspec.models.few_tokens import FewTokens
-from distillspec.models.slot_cache import SlotCache, masked_attention
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
-from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.state_runner import StateRunner
 
 
@@ -25,18 +22,6 @@ class BlockRunner(StateRunner):
     """
 
     one_pass = True
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        cache: SlotCache,
-        source: SlotCache,
-        prepared: PreparedModel | None = None,
-        source_device: torch.device | None = None,
-    ) -> None:
-        super().__init__(model, cache, source, prepared, source_device)
-        if model.sees_both_ways:
-            self.cache.attend = masked_attention
 
     def _few(self, batch: FlatBatch) -> FewTokens | None:
         return None if self.model.sees_both_ways else super()._few(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from distillspec.models import LanguageModel
-from distillspec.models.slot_cache import SlotCache
+from distillspec.models.slot_cache import SlotCache, masked_attention
 from distillspec.serving.execution.block_runner import BlockRunner
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.prepared import PreparedModel
@@ -32,5 +32,7 @@ def draft_runner(
     cache = target_cache.another(model.device if elsewhere or beside else None)
     if model.state_input is None:
         return ModelRunner(model, cache, prepared, None if elsewhere else recorder)
+    if model.sees_both_ways:
+        cache.attend = masked_attention
     kind = BlockRunner if model.drafts_at_once else StateRunner
     return kind(model, cache, target_cache, prepared, target_device)

@@ -106,7 +106,9 @@ def members_of(row: RowView, free: Sequence[str] = ()) -> list[str]:
 
 
 def only(row: RowView, source: str | None, belief: float | None = None, free: Sequence[str] = ()) -> RowView:
-    """Return the row with one draft, or none, beside its sources without a model; or with one of these alone.
+    """Return the row with one of its sources.
+
+    A draft, or none, stands beside all sources without a model. One of these stands alone.
 
     Args:
         belief: see `RowView`.
