@@ -96,7 +96,7 @@ def test_it_follows_a_machine_that_changes() -> None:
 def test_an_engine_reads_a_prompt_in_parts_beside_rows_that_decode(
     target: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reads the least at a time, however long this machine's steps take and even if a token seems to cost nothing."""
+    """However long steps take on this machine, and even if a token seems to cost nothing."""
     monkeypatch.setattr("distillspec.serving.step.prefill_pace.PATIENCE_S", 1e6)
     long = [(7 * place) % 200 + 3 for place in range(150)]
     wanted = {"a": hf_greedy(target, long[:130], 40), "b": hf_greedy(target, long, 40)}
