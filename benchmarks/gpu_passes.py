@@ -12,8 +12,8 @@ from distillspec.errors import in_one_line
 from distillspec.models.language_model import attention_heads
 from distillspec.serving import Engine
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.graphs import CudaRecorder
+from distillspec.serving.execution.row_input import RowInput
 
 START = 128  # cached tokens a row
 TOKEN = 7  # any token costs the same

@@ -33,7 +33,7 @@ from distillspec.config import TargetConfig
 from distillspec.files import write_json
 from distillspec.models import LanguageModel, load_target
 from distillspec.serving import Engine
-from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.row_input import RowInput
 
 ROWS, NEAR, FAR = 8, 16, 1024  # rows, and cached tokens of each
 PRODUCTS = (1, 8, 40)  # tokens

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine
-from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.row_input import RowInput
 
 CONTEXT = 256  # cached tokens a row
 SHAPES = {"8 × 1": [1] * 8, "8 × 5": [5] * 8, "7 × 1, 1 × 5": [1] * 7 + [5]}  # tokens of each row

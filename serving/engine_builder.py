@@ -17,6 +17,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.features import check_feature_ids
 from distillspec.models.memory import keep_freed_memory
 from distillspec.models.paged_cache import PagedCache
+from distillspec.models.ragged_attention import is_ragged
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.ladder import UNRECORDED, Recorded
@@ -26,7 +27,7 @@ from distillspec.serving.costs.hardware_profile import Profile
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import evaluated, version_of
-from distillspec.serving.execution.attention import choose_attention, page_tokens, reads_pages
+from distillspec.serving.execution.attention import choose_attention, page_tokens
 from distillspec.serving.execution.graphs import CudaRecorder, Recorder
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.execution.memory import CachePlan, check_elsewhere, choose_model_len, plan_cache
@@ -146,7 +147,7 @@ def build_parts(
     check_feature_ids(target, feature_ids)
     page = page_tokens(settings.page_tokens, target.device)
     attend, attention = choose_attention(settings.attention, [target, *usable.values()], page)
-    if settings.page_tokens is None and not reads_pages(attend):
+    if settings.page_tokens is None and not is_ragged(attend):
         page = 0
     recorder = recorder or choose_recorder(settings, target)
     recorded = recorded_tokens(settings, recorder, controller)

@@ -19,7 +19,7 @@ from distillspec.serving.base.tree import DRAFT, TokenTree
 from distillspec.serving.costs.fitted import Timed
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.windows import VerificationWindow
-from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import Foresees, HasMembers, ProposalRequest, Proposer, caches_of, readers
 from distillspec.serving.proposers.draft_model import DraftModel

@@ -46,7 +46,7 @@ class FeatureTap:
         if torch.compiler.is_dynamo_compiling():
             torch.ops.distillspec.keep_states(states, place, list(self.ids))
         elif (view := named.get("slot_view")) is not None:
-            _keep(view, states, place, self.ids)
+            keep_states(view, states, place, self.ids)
 
 
 def states_of_text(cache: SlotCache, slot: int, count: int) -> Tensor | None:
@@ -102,7 +102,7 @@ def _hook_states(model: LanguageModel, ids: Sequence[int], take: Take) -> list[R
     ]
 
 
-def _keep(view: Any, states: Tensor, place: int, ids: Sequence[int]) -> None:
+def keep_states(view: Any, states: Tensor, place: int, ids: Sequence[int]) -> None:
     """Write `states [B, L, D]`, of `ids` those at `place`, of a pass over a cache that keeps `ids`."""
     cache = view.cache
     if cache.state_ids != tuple(ids):
@@ -115,7 +115,7 @@ def _keep(view: Any, states: Tensor, place: int, ids: Sequence[int]) -> None:
 
 
 def _keep_compiled(states: Tensor, place: int, ids: Sequence[int]) -> None:
-    _keep(passed_view(), states, place, ids)
+    keep_states(passed_view(), states, place, ids)
 
 
 # Compiled code sees one operator. It is said to change the states, so that no compiler leaves it out.

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
 
-from distillspec.models.eagle import PROJECTIONS, EagleDecoder, EagleLayer
+from distillspec.models.eagle import PROJECTIONS
 from distillspec.models.few_rows import FewRows
 from distillspec.models.flat_view import FlatView
 from distillspec.models.half_weights import fits_half
@@ -25,6 +24,7 @@ from distillspec.models.memory import free_bytes
 from distillspec.models.numerics import cpu_has_tiles
 from distillspec.models.packed_layer import PackedLayer, is_built, kind_of
 from distillspec.models.packed_linear import SHARE, SMALLEST
+from distillspec.models.plain_llama import has_llama_layers
 from distillspec.models.slot_cache import SlotCache, SlotView
 from distillspec.models.state_input import DeferredNorm
 from distillspec.native.library import NotBuilt
@@ -37,7 +37,6 @@ MOST_TOKENS, MOST_ELSEWHERE = 576, 48
 AVX2 = 8  # lanes
 MOST_NODES = 64  # of a tree
 WITH_TILES, NEW_WITH_TILES = 256, 32  # tokens of a pass, and of a row: oneDNN multiplies tiles (AMX) faster, if many
-ROTARY = ("default", "linear", "llama3")  # kinds whose angles depend on the position alone
 
 
 class FewTokens:
@@ -212,23 +211,14 @@ def most_tokens(dtype: torch.dtype) -> int:
 
 def _is_made_for(model: LanguageModel) -> bool:
     """Return True for Llama layers of dimensions that fill vectors, large enough that packing helps."""
-    config, decoder = model.model.config.get_text_config(), model.decoder
-    if model.device.type != "cpu" or model.dtype not in WEIGHTS or type(decoder) not in (LlamaModel, EagleDecoder):
-        return False
-    if not all(type(layer) in (LlamaDecoderLayer, EagleLayer) for layer in model.layers):
-        return False
-    rope = getattr(config, "rope_parameters", None) or {}
-    plain = config.hidden_act == "silu" and rope.get("rope_type", "default") in ROTARY
-    final = decoder.norm
-    norms = isinstance(final, LlamaRMSNorm) or (isinstance(final, DeferredNorm) and model.state_input is not None)
-    biased = any(isinstance(part, nn.Linear) and part.bias is not None for part in decoder.modules())
-    if not plain or not norms or biased or getattr(config, "sliding_window", None) is not None:
+    if model.device.type != "cpu" or model.dtype not in WEIGHTS or not has_llama_layers(model):
         return False
     try:
         lanes = vector_kernel().lanes
     except NotBuilt:
         return False
-    heads, width, inner = attention_heads(model), config.hidden_size, config.intermediate_size
+    config, heads = model.model.config.get_text_config(), attention_heads(model)
+    width, inner = config.hidden_size, config.intermediate_size
     fits = width % lanes == inner % lanes == heads.dim % (2 * lanes) == 0 and heads.query % heads.kv == 0
     weights = (part.weight for part in model.layers.modules() if isinstance(part, nn.Linear))
     return fits and 2 * inner * width >= SMALLEST and fit_memory(model, weights)

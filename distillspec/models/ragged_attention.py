@@ -8,6 +8,9 @@ side, each part's softmax is finished on its own, and the parts are weighted by 
 
 from __future__ import annotations
 
+from functools import partial as partial_function
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,6 +22,7 @@ MOST_QUERIES = 128  # folded queries a key head (group · tokens a row). Prompts
 PROGRAMS = 264  # kernel programs to fill a device: two for each of the 132 multiprocessors of the largest GPUs
 SHORTEST_PART = 128  # keys
 COLUMNS = 64  # keys a kernel reads at once
+PARTS_A_STEP = 16  # parts that are joined at once
 
 
 def ragged_attention(
@@ -37,10 +41,37 @@ def ragged_attention(
     groups = heads // keys.shape[1]
     if groups * width > MOST_QUERIES:
         return otherwise(query, keys, values, view, scaling, window, softcap)
+    partial, weight = attend_parts(query, keys, values, view, scaling, window, softcap)
+    return join(partial, weight, heads, width, query.dtype).view(batch, width, heads, dim)
+
+
+def is_ragged(attend: Attend) -> bool:
+    """Return True for `ragged_attention`, with whatever it leaves to others."""
+    of: Any = attend.func if isinstance(attend, partial_function) else attend
+    return of is ragged_attention
+
+
+def attend_parts(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    view: SlotView,
+    scaling: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attend to the parts of each row's keys, at most `MOST_QUERIES` folded queries a key head (group · q + token).
+
+    Returns:
+        Each part's own attention `[B, kv, parts, M, d]` and the logarithm of its sum of exponentials
+        `[B, kv, parts, M]`, float32. M is the folded queries rounded up.
+    """
     from distillspec.models.ragged_kernel import attend_part
 
+    batch, heads, width, dim = query.shape
+    kv_heads, groups = keys.shape[1], heads // keys.shape[1]
     table, columns, page = _block_table(view)
-    kv_heads, rows = keys.shape[1], max(16, power_of_two(groups * width))
+    rows = max(16, power_of_two(groups * width))
     part_len, parts = split_parts(view.reach, batch * kv_heads)
     partial = query.new_empty(batch, kv_heads, parts, rows, dim, dtype=torch.float32)
     weight = query.new_empty(batch, kv_heads, parts, rows, dtype=torch.float32)
@@ -74,22 +105,44 @@ def ragged_attention(
         COLUMNS=COLUMNS,
         DIMS=max(16, power_of_two(dim)),
     )
-    out = _weighed(partial, weight)[:, :, : groups * width]
-    return out.to(query.dtype).reshape(batch, heads, width, dim).transpose(1, 2)
+    return partial, weight
+
+
+def join(
+    partial: Tensor, weight: Tensor, heads: int, width: int, dtype: torch.dtype, back: Tensor | None = None
+) -> Tensor:
+    """Weigh the parts of `attend_parts` by their sums. Return `[tokens, heads, d]`, 0 of queries that saw no key.
+
+    Args:
+        back: `[tokens]` int64, the place of each token in the rectangle `[B, q]`. None: all of it, in order.
+    """
+    from distillspec.models.ragged_kernel import join_parts
+
+    batch, kv_heads, parts, rows, dim = partial.shape
+    tokens = batch * width if back is None else len(back)
+    out = partial.new_empty(tokens, heads, dim, dtype=dtype)
+    join_parts[(tokens, heads)](
+        partial,
+        weight,
+        weight if back is None else back,
+        out,
+        parts,
+        heads // kv_heads,
+        width,
+        INDEXED=back is not None,
+        ROWS=rows,
+        DIM=dim,
+        DIMS=max(16, power_of_two(dim)),
+        PARTS=max(2, power_of_two(parts)),
+        STEP=max(2, min(PARTS_A_STEP, power_of_two(parts))),
+    )
+    return out
 
 
 def _block_table(view: SlotView) -> tuple[Tensor, int, int]:
     """Return the block table, its row length, and the tokens of a page. Without pages nothing of it is read."""
     cache = view.cache
     return (cache.table, cache.pages.columns, cache.pages.size) if isinstance(cache, PagedCache) else (view.slots, 0, 0)
-
-
-def _weighed(partial: Tensor, weight: Tensor) -> Tensor:
-    """Join parts `[B, kv, parts, M, d]` into `[B, kv, M, d]`. Queries that saw no key give 0."""
-    if partial.shape[2] == 1:
-        return partial[:, :, 0]
-    shares = torch.softmax(weight, dim=2).nan_to_num(0.0)
-    return (partial * shares[..., None]).sum(2)
 
 
 def split_parts(reach: int, programs: int) -> tuple[int, int]:

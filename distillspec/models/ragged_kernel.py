@@ -92,7 +92,7 @@ def attend_part(
     place = tl.where(place >= spare, -1, place)  # padding sees nothing
     slot = tl.load(slots + row)
     q_at = query + row * query_row + (head * groups + group)[:, None] * query_head + token[:, None] * query_token
-    q = tl.load(q_at + d[None, :], mask=real[:, None] & (d < DIM)[None, :], other=0.0)
+    q = tl.load(q_at + d[None, :], mask=(place >= 0)[:, None] & (d < DIM)[None, :], other=0.0)
     begin = part * part_len
     end = tl.minimum(begin + part_len, tl.max(place, 0) + 1)
     position = place
@@ -140,3 +140,44 @@ def attend_part(
     tl.store(weight + out, log_sum)
     mean = mean / tl.where(empty, 1.0, total)[:, None]
     tl.store(partial + out[:, None] * DIM + d[None, :], mean, mask=(d < DIM)[None, :])
+
+
+@triton.jit
+def join_parts(
+    partial,  # [B, kv_heads, parts, ROWS, DIM] float32, as `attend_part` writes them
+    weight,  # [B, kv_heads, parts, ROWS] float32
+    back,  # [tokens] int64, the place of each token in [B, q], read if INDEXED. Else tokens are these places in order
+    out,  # [tokens, heads, DIM]
+    parts,
+    groups,
+    width,  # q
+    INDEXED: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIMS: tl.constexpr,  # DIM rounded up
+    PARTS: tl.constexpr,  # parts rounded up
+    STEP: tl.constexpr,  # parts that are read at once
+):
+    """Weigh the parts of one token's attention in one head by their sums. A query that saw no key gives 0."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    at = token
+    if INDEXED:
+        at = tl.load(back + token)
+    row, kv_heads = at // width, tl.num_programs(1) // groups
+    m = head % groups * width + at % width
+    first = (row * kv_heads + head // groups) * parts * ROWS + m
+    every = tl.arange(0, PARTS)
+    sums = tl.load(weight + first + every * ROWS, mask=every < parts, other=float("-inf"))
+    top = tl.max(sums, 0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(tl.exp(sums - top), 0)
+    d, mean = tl.arange(0, DIMS), tl.zeros([DIMS], tl.float32)
+    for begin in range(0, parts, STEP):
+        part = begin + tl.arange(0, STEP)
+        share = tl.exp(tl.load(weight + first + part * ROWS, mask=part < parts, other=float("-inf")) - top)
+        there = (part < parts)[:, None] & (d < DIM)[None, :]
+        own = tl.load(partial + (first + part * ROWS)[:, None] * DIM + d[None, :], mask=there, other=0.0)
+        mean += tl.sum(share[:, None] * own, 0)
+    mean = mean / tl.where(total == 0.0, 1.0, total)
+    to = out + (token * tl.num_programs(1) + head) * DIM + d
+    tl.store(to, mean.to(out.dtype.element_ty), mask=d < DIM)

@@ -35,6 +35,11 @@ def to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.int6
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
+def upload_into(held: Tensor, values: Tensor) -> None:
+    """Copy a tensor on the CPU into one on the device. Does not wait."""
+    held.copy_(values.pin_memory() if held.device.type == "cuda" else values, non_blocking=True)
+
+
 def between(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor of the target's device on the draft's, or the other way: the same one if both are one device.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,12 +86,6 @@ def page_tokens(setting: int | None, device: torch.device) -> int:
     if setting is not None:
         return setting
     return PAGE_TOKENS if device.type == "cuda" else 0
-
-
-def reads_pages(attend: Attend) -> bool:
-    """Return True if an attention reads pages where they are. Others have them copied in every pass."""
-    of: Any = attend.func if isinstance(attend, partial) else attend
-    return of is ragged_attention
 
 
 def _best(no_triton: str | None, no_varlen: str | None) -> tuple[Attend, str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from distillspec.models.draft_steps import Unread
 from distillspec.models.few_tokens import FewTokens
-from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
+from distillspec.serving.execution.flat_batch import FlatBatch
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.state_runner import StateRunner
 
 
@@ -30,8 +30,7 @@ class BlockRunner(StateRunner):
         """Return the input of one pass over `rows` with `count` − 1 masks behind each. Newest tokens are `wanted`."""
         if count == 1:
             return super().prepare(rows)
-        batch = super().prepare(self._with_masks(rows, count))
-        return replace(batch, wanted=batch.wanted.view(len(rows), -1)[:, 0])
+        return FlatBatch.of(self.cache, self._with_masks(rows, count), self.model.device, newest=True)
 
     def masks(self, count: int) -> int:
         return int(self.model.most_positions or 1) - 1 if self.model.sees_both_ways else count - 1

@@ -33,7 +33,8 @@ from distillspec.models.slot_attention import CacheView, passing_view
 from distillspec.models.slot_cache import SlotCache
 from distillspec.native.library import cache_folder
 from distillspec.serving.execution.beside import Beside
-from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
+from distillspec.serving.execution.flat_batch import FlatBatch
+from distillspec.serving.execution.row_input import RowInput
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from distillspec.errors import in_one_line
-from distillspec.models import LanguageModel
-from distillspec.models.flat_view import FlatView, RowGroup
-from distillspec.models.slot_cache import SlotCache, SlotView
+from distillspec.models.slot_cache import SlotCache
+from distillspec.serving.execution.flat_batch import FlatBatch
+from distillspec.serving.execution.pass_inputs import PassInputs
 from distillspec.serving.execution.recorded_shapes import PassShape, RecordedShapes
 
 log = logging.getLogger(__name__)
@@ -108,52 +108,6 @@ class Recordings(Generic[Recording]):
         return self._made[shape]
 
 
-class PassInputs:
-    """Input buffers of recorded passes of one shape. What only pads writes to the cache's spare place."""
-
-    def __init__(self, cache: SlotCache, shape: PassShape, device: torch.device) -> None:
-        self.cache, self.shape = cache, shape
-        self.tokens = torch.zeros(1, shape.tokens, dtype=torch.int64, device=device)
-        self._slots = torch.zeros_like(self.tokens[0])
-        self._places = torch.full_like(self._slots, cache.max_len)
-        self._back = torch.zeros_like(self._slots)
-        self._queries = torch.zeros(shape.rows, shape.width, dtype=torch.int64, device=device)
-        self._rectangle = torch.full_like(self._queries, cache.max_len)
-        self._rows = torch.arange(shape.rows, device=device)
-
-    def view(self) -> FlatView:
-        """Return the view of a pass over the buffers. Make it inside the recording."""
-        last, shape = self.cache.max_len - 1, self.shape
-        positions, rectangle = self._places.clamp(max=last), self._rectangle
-        rows = SlotView(self.cache, rectangle, rectangle.clamp(max=last), shape.reach, self._rows, first=0)
-        group = RowGroup(rows, 0, shape.tokens, self._queries.view(-1), self._back)
-        return FlatView(self.cache, self._slots, self._places, positions[None], (group,))
-
-    def load(self, tokens: Tensor, view: FlatView) -> int:
-        """Copy the input of a pass into the buffers. Return its number of tokens."""
-        count = tokens.shape[1]
-        self.tokens[:, :count].copy_(tokens)
-        self._slots[:count].copy_(view.slots)
-        self._places.fill_(self.cache.max_len)
-        self._places[:count].copy_(view.places)
-        self._rectangle.fill_(self.cache.max_len)
-        self._queries.zero_()
-        self._back.zero_()
-        for group in view.groups:
-            self._load_group(group)
-        return count
-
-    def _load_group(self, group: RowGroup) -> None:
-        """Copy a group into the rows of its slots."""
-        (rows, width), first = group.view.places.shape, group.view.first or 0
-        order = torch.arange(group.count, device=self.tokens.device)
-        queries, back = (order, order) if group.queries is None or group.back is None else (group.queries, group.back)
-        own, tokens = slice(first, first + rows), slice(group.start, group.start + group.count)
-        self._rectangle[own, :width].copy_(group.view.places)
-        self._queries[own, :width].copy_(queries.view(rows, width) + group.start)
-        self._back[tokens].copy_((back // width + first) * self.shape.width + back % width)
-
-
 @dataclass(frozen=True)
 class _Recorded:
     inputs: PassInputs
@@ -161,10 +115,21 @@ class _Recorded:
 
 
 class GraphedPasses:
-    """Recorded passes of one model over its cache, in `shapes`. Prompts and trees are not recorded."""
+    """Recorded passes over a cache, in `shapes`. Prompts and trees are not recorded.
 
-    def __init__(self, model: LanguageModel, cache: SlotCache, recorder: Recorder, shapes: RecordedShapes) -> None:
-        self.model, self.cache, self.recorder, self._shapes = model, cache, recorder, shapes
+    Args:
+        run: runs a batch on the device. Returns last states `[N, D]`.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[FlatBatch], Tensor],
+        device: torch.device,
+        cache: SlotCache,
+        recorder: Recorder,
+        shapes: RecordedShapes,
+    ) -> None:
+        self.cache, self.recorder, self._shapes, self._run, self._device = cache, recorder, shapes, run, device
         self._recordings: Recordings[_Recorded] = Recordings(recorder)
 
     @property
@@ -189,20 +154,22 @@ class GraphedPasses:
                 return
             self._recordings.get(shape, partial(self._record, shape))
 
-    def hidden(self, tokens: Tensor, view: FlatView) -> Tensor:
-        """Final hidden states `[N, D]` of `tokens [1, N]` int64, valid until the next call."""
-        shape = self._shapes.shape(view, max(group.view.reach for group in view.groups))
+    def hidden(self, batch: FlatBatch) -> Tensor:
+        """Final hidden states `[N, D]`, valid until the next call."""
+        host = batch.host
+        shape = None if host is None else self._shapes.shape(host, host.reach)
         recorded = None if shape is None else self._recordings.get(shape, lambda: self._record(shape))
-        if recorded is None:
-            return view.hidden(self.model, tokens)
-        count = recorded.inputs.load(tokens, view)
-        return recorded.replay()[:count]
+        if host is None or recorded is None:
+            return self._run(batch)
+        recorded.inputs.load(host)
+        if batch.newest is not None:
+            recorded.inputs.tokens[:, : len(host)].copy_(batch.newest)
+        return recorded.replay()[: len(host)]
 
     def anew(self) -> GraphedPasses:
         """Return the same without recordings: the states that they keep lie elsewhere."""
-        return GraphedPasses(self.model, self.cache, self.recorder, self._shapes)
+        return GraphedPasses(self._run, self._device, self.cache, self.recorder, self._shapes)
 
     def _record(self, shape: PassShape) -> _Recorded:
-        inputs = PassInputs(self.cache, shape, self.model.device)
-
-        return _Recorded(inputs, self.recorder.record(lambda: inputs.view().hidden(self.model, inputs.tokens)))
+        inputs = PassInputs(self.cache, shape, self._device)
+        return _Recorded(inputs, self.recorder.record(lambda: self._run(inputs.batch())))

@@ -8,6 +8,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.draft_steps import DraftSteps
 from distillspec.models.features import FeatureTap
 from distillspec.models.few_tokens import FewTokens
+from distillspec.models.fused_layers import FusedLayers
 from distillspec.models.packed_linear import PackedLinears
 from distillspec.models.slot_attention import hook, unhook
 from distillspec.native.library import cpp_compiler
@@ -43,6 +44,7 @@ class PreparedModel:
         # Reads weights before they are packed.
         self.few = FewTokens.of(model, exact=exact, eight=not exact) if pack_weights else None
         self.steps = DraftSteps.of(model, self.few, eight=True) if pack_weights and not exact else None
+        self.fused = FusedLayers(model) if may_fuse(model, compile) else None
         hook(model.model)
         if self.packs is not None:
             self.packs.attach()
@@ -64,7 +66,7 @@ class PreparedModel:
 
     def restore(self) -> None:
         """Undo the preparation."""
-        self.few = self.steps = None
+        self.few = self.steps = self.fused = None
         if self.compiled is not None:
             self.compiled.detach()
         if self.packs is not None:
@@ -73,6 +75,11 @@ class PreparedModel:
             self._tap.detach()
         unhook(self.model.model)
         self.model.model.train(self._was_training)
+
+
+def may_fuse(model: LanguageModel, compile: bool | str) -> bool:
+    """Return True if a model's layers may run in few launches (`FusedLayers`): on CUDA, where they are not compiled."""
+    return model.device.type == "cuda" and compile is not True and FusedLayers.fit(model)
 
 
 def may_compile(model: LanguageModel, choice: bool | str) -> bool:

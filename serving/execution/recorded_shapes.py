@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from distillspec.models.flat_view import FlatView
+from distillspec.models.ragged_attention import is_ragged
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.ladder import EXACT, Ladder
-from distillspec.serving.execution.attention import reads_pages
+from distillspec.serving.execution.host_batch import HostBatch
 
 WIDEST = 16  # tokens a row. Longer reads are prompts and are not recorded
 SHORTEST_REACH = 256  # keys read a row, where attention reads as many of every row. Doubled from here on
@@ -61,17 +61,15 @@ class RecordedShapes:
         rows = Ladder((*(step for step in rows.steps if step < cache.slots), cache.slots))
         return cls(None, rows, Ladder.doubling(WIDEST), _reaches(cache))
 
-    def shape(self, view: FlatView, reach: int) -> PassShape | None:
+    def shape(self, batch: HostBatch, reach: int) -> PassShape | None:
         """Return the shape that a pass which reads `reach` keys a row runs as, None for one that is not recorded.
 
         The rows are those of all slots up to the last one that the pass reads.
         """
-        last, width, tokens = 0, 0, 0
-        for group in view.groups:
-            rows, own = group.view.places.shape
-            if group.view.first is None or group.view.ancestors is not None:
-                return None
-            last, width, tokens = max(last, group.view.first + rows), max(width, own), tokens + group.count
+        if any(group.wide for group in batch.groups):
+            return None
+        last, width = 1 + max(row.slot for row in batch.rows), max(group.width for group in batch.groups)
+        tokens = len(batch)
         if width > self.widths.last or (self.tokens is not None and tokens > self.tokens.last):
             return None
         rows, width = self.rows.up(last), self.widths.up(width)
@@ -100,6 +98,6 @@ class RecordedShapes:
 
 def _reaches(cache: SlotCache) -> Ladder:
     """Return the keys a row that attention is recorded for."""
-    if reads_pages(cache.attend):
+    if is_ragged(cache.attend):
         return Ladder.doubling(cache.max_len, min(OWN_REACH, cache.max_len), OWN_FACTOR)
     return Ladder.doubling(cache.max_len, min(SHORTEST_REACH, cache.max_len))

@@ -17,10 +17,13 @@ from distillspec.models.few_rows import FewRows, Ints
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.beside import Beside
-from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
-from distillspec.serving.execution.graphs import GraphedPasses, Recorder
+from distillspec.serving.execution.flat_batch import FlatBatch
+from distillspec.serving.execution.fused_trial import faster, working
+from distillspec.serving.execution.graphs import CudaRecorder, GraphedPasses, Recorder
+from distillspec.serving.execution.launches import Launches
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.recorded_shapes import RecordedShapes
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.types import OutputHead
 
 
@@ -45,9 +48,21 @@ class ModelRunner:
         self.cache = cache
         self.cache.state_ids = tuple(feature_ids)
         shapes = RecordedShapes.of_draft(cache)  # a target's are told to `GraphedPasses.record_ahead`
-        self.graphs = GraphedPasses(model, cache, recorder, shapes) if recorder is not None else None
+        fused = None if prepared is None else prepared.fused
+        self.launches = Launches(model, None if fused is None else working(model, fused, cache))
+        self.graphs = None
+        if recorder is not None:
+            self.graphs = GraphedPasses(self.launches, model.device, cache, recorder, shapes)
         self.passes = 0
         self._head: OutputHead | None = None  # made once: building it takes as long as a small product
+
+    def record_ahead(self, speculation_length: int) -> None:
+        """Record decoding passes before traffic, by the faster way to launch them. See `GraphedPasses.record_ahead`."""
+        if self.graphs is None:
+            return
+        if (fused := self.launches.fused) is not None:
+            self.launches.fused = faster(self.model, fused, self.cache, CudaRecorder())
+        self.graphs.record_ahead(speculation_length)
 
     def read(self, rows: Sequence[RowInput]) -> Tensor:
         """Read all rows, windows and prompts alike, in one pass. Return last states `[Σ wanted, D]`, row by row."""
@@ -56,10 +71,12 @@ class ModelRunner:
             return self._read_few(few, rows)
         batch = self.prepare(rows)
         hidden = self.hidden(batch)
-        return hidden if len(batch.wanted) == len(hidden) else hidden.index_select(0, batch.wanted)
+        if batch.host is not None and batch.host.wants_all:
+            return hidden
+        return hidden.index_select(0, batch.wanted)
 
     def prepare(self, rows: Sequence[RowInput], count: int = 1) -> FlatBatch:
-        """Return the input of one pass over `rows`, on the device. `count`: positions that it drafts, where it can."""
+        """Return the input of one pass over `rows`. `count`: positions that it drafts, where it can."""
         return FlatBatch.of(self.cache, rows, self.model.device)
 
     def masks(self, count: int) -> int:
@@ -88,7 +105,7 @@ class ModelRunner:
         """Run one pass. Return last states `[N, D]` (`LanguageModel.last_states`), valid until the next call."""
         self.passes += 1
         if self.graphs is not None:
-            return self.graphs.hidden(batch.tokens, batch.view)
+            return self.graphs.hidden(batch)
         return self._timed(batch)
 
     def _timed(self, batch: FlatBatch, states: Tensor | None = None, position: int = 0) -> Tensor:
@@ -113,7 +130,7 @@ class ModelRunner:
         """Run the model's layers as they serve this pass best. For the arguments see `FlatView.hidden`."""
         if (few := self._few(batch)) is not None:
             return few.hidden(batch.view, batch.tokens, fed)
-        return batch.view.hidden(self.model, batch.tokens, fed, **named)
+        return self.launches(batch, fed, **named)
 
     def _few(self, batch: FlatBatch) -> FewTokens | None:
         """Return the layers that are made for passes of few tokens, if this is one."""
@@ -184,7 +201,7 @@ class ModelRunner:
     def release(self) -> None:
         """Free the cache and recorded passes. Nothing can be read afterwards."""
         self.cache.release()
-        self.graphs = None
+        self.graphs, self.launches.fused = None, None
 
 
 def _tokens(rows: Sequence[RowInput]) -> Ints:

@@ -16,8 +16,9 @@ from distillspec.models.slot_cache import SlotCache
 from distillspec.models.state_input import StateInput
 from distillspec.serving.base.transfer import between, to_device
 from distillspec.serving.execution.beside import Beside
-from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
+from distillspec.serving.execution.flat_batch import FlatBatch
 from distillspec.serving.execution.prepared import PreparedModel
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 
 

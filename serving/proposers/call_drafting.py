@@ -12,7 +12,7 @@ from distillspec.models.few_tokens import MOST_NODES
 from distillspec.serving.decoding.drafting import COLDEST, noise_keys
 from distillspec.serving.decoding.logits import Place, needs_transform
 from distillspec.serving.decoding.sampling import TokenSampler
-from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.growth import Growth
 from distillspec.serving.proposers.tree_readers import CallPlan, call_plan

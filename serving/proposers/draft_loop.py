@@ -16,9 +16,12 @@ from torch import Tensor
 from distillspec.serving.decoding.drafting import Draws, choose
 from distillspec.serving.decoding.logits import Columns
 from distillspec.serving.decoding.noise import hashed_ids
-from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
-from distillspec.serving.execution.graphs import PassInputs, Recorder, Recordings
+from distillspec.serving.execution.flat_batch import FlatBatch
+from distillspec.serving.execution.graphs import Recorder, Recordings
+from distillspec.serving.execution.host_batch import HostBatch
+from distillspec.serving.execution.pass_inputs import PassInputs
 from distillspec.serving.execution.recorded_shapes import PassShape, RecordedShapes
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 
 
@@ -68,17 +71,18 @@ class DraftLoop:
         count = len(widths)
         batch = self.runner.prepare(rows, count)
         reach = self.runner.cache.reach(max(row.end for row in rows) + count)
-        recorded = self._recorded(batch, reach, widths, draws)
+        assert batch.host is not None
+        recorded = self._recorded(batch.host, reach, widths, draws)
         if recorded is None:
             ends = batch.view.places[batch.wanted] + 1
             return self._loop(batch, ends, reach, widths, draws)
         self.runner.passes += 1 if self.runner.one_pass else count
-        return recorded.run(batch, draws)
+        return recorded.run(batch.host, draws)
 
-    def _recorded(self, batch: FlatBatch, reach: int, widths: tuple[int, ...], draws: Draws) -> _Recorded | None:
+    def _recorded(self, batch: HostBatch, reach: int, widths: tuple[int, ...], draws: Draws) -> _Recorded | None:
         if self._recordings is None:
             return None
-        shape = self._shapes.shape(batch.view, reach)
+        shape = self._shapes.shape(batch, reach)
         if shape is None:
             return None
         return self._recordings.get((shape, widths, draws.kind), lambda: self._record(shape, widths, draws))
@@ -86,16 +90,13 @@ class DraftLoop:
     def _record(self, shape: PassShape, widths: tuple[int, ...], like: Draws) -> _Recorded:
         model, cache = self.runner.model, self.runner.cache
         inputs = PassInputs(cache, shape, model.device)
-        last = torch.zeros(shape.rows, dtype=torch.int64, device=model.device)
-        ends = torch.full_like(last, cache.max_len)
         draws = Draws(*(None if part is None else part.new_zeros(shape.rows, *part.shape[1:]) for part in like))
 
         def run() -> Drafts:
-            batch = FlatBatch(inputs.tokens, inputs.view(), last)
-            return self._loop(batch, ends, shape.reach, widths, draws, recording=True)
+            return self._loop(inputs.batch(), inputs.ends, shape.reach, widths, draws, recording=True)
 
         assert self._recordings is not None
-        return _Recorded(inputs, last, ends, draws, self._recordings.recorder.record(run))
+        return _Recorded(inputs, draws, self._recordings.recorder.record(run))
 
     def _loop(
         self,
@@ -122,8 +123,8 @@ class DraftLoop:
                 probs.append(choice.probs)
             if step + 1 < count and not self.runner.one_pass:
                 # Rows near the context's end write to the spare place, and their excess tokens are cut off afterwards.
-                at = batch.view.following((ends + step).clamp(max=max_len), reach)
-                following = FlatBatch(newest[None], at, batch.wanted)
+                at = (ends + step).clamp(max=max_len)
+                following = self._following(batch, at, newest, reach, step)
                 carried = self.runner.follow(following, carried, step + 1, recording=recording)
         return Drafts(
             torch.cat(ids, 1),
@@ -131,6 +132,17 @@ class DraftLoop:
             torch.stack(probs, 1) if probs else None,
             predicted,
         )
+
+    def _following(self, batch: FlatBatch, at: Tensor, newest: Tensor, reach: int, step: int) -> FlatBatch:
+        """Return the next pass: one more token in each row, `newest [B]` at places `at [B]`.
+
+        Where passes are recorded one by one, the host tells them where the tokens go, and the device which they are.
+        """
+        if batch.host is None or self.runner.graphs is None:
+            return FlatBatch.on_device(newest[None], batch.view.following(at, reach), batch.wanted)
+        cache, ends = self.runner.cache, (batch.host.ends + step).clip(max=self.runner.cache.max_len).tolist()
+        rows = [RowInput(row.slot, end, (0,)) for row, end in zip(batch.host.rows, ends, strict=True)]
+        return FlatBatch(HostBatch(cache, rows), cache, self.runner.model.device, newest[None])
 
 
 def _so_far(finite: Tensor) -> Tensor:
@@ -140,20 +152,14 @@ def _so_far(finite: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A recorded loop and the buffers it reads. Padding rows write to the cache's spare place."""
+    """A recorded loop and the buffers it reads."""
 
     inputs: PassInputs
-    last: Tensor  # [rows] int64: each row's last token
-    ends: Tensor  # [rows] int64: where drafted tokens begin
     draws: Draws
     replay: Callable[[], Drafts]
 
-    def run(self, batch: FlatBatch, draws: Draws) -> Drafts:
-        slots = batch.view.slots[batch.wanted]  # recorded rows are slots
-        self.inputs.load(batch.tokens, batch.view)
-        self.last[slots] = batch.wanted
-        self.ends.fill_(batch.view.cache.max_len)
-        self.ends[slots] = batch.view.places[batch.wanted] + 1
+    def run(self, batch: HostBatch, draws: Draws) -> Drafts:
+        slots = self.inputs.load(batch)  # recorded rows are slots
         for held, part in zip(self.draws, draws, strict=True):
             if held is not None and part is not None:
                 held[slots] = part

@@ -17,7 +17,7 @@ from distillspec.serving.base.tree import ROOT, TokenTree
 from distillspec.serving.decoding.drafting import choose
 from distillspec.serving.decoding.logits import Columns
 from distillspec.serving.decoding.sampling import TokenSampler
-from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.continue_rule import ContinueRule, likely
 from distillspec.serving.proposers.growth import Growth

@@ -93,9 +93,8 @@ class ModelExecutor:
     @torch.inference_mode()
     def record_ahead(self, speculation_length: int) -> None:
         """Record the target's passes of up to `speculation_length` drafted tokens a row, where passes are recorded."""
-        if self.runner.graphs is not None:
-            with self.context():
-                self.runner.graphs.record_ahead(speculation_length)
+        with self.context():
+            self.runner.record_ahead(speculation_length)
 
     def attach(self, sequences: SequenceManager) -> None:
         self.sequences = self.committer.sequences = sequences

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.decoding.windows import VerificationWindow
-from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import EMPTY
 from distillspec.serving.sequences.manager import SequenceManager

@@ -14,7 +14,8 @@ from distillspec.models.both_ways import anchors_of
 from distillspec.models.features import read_states
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.unrolling import unrolled
-from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
+from distillspec.serving.execution.flat_batch import FlatBatch
+from distillspec.serving.execution.row_input import RowInput
 
 from .state_drafts import state_draft
 

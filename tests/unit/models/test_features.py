@@ -14,7 +14,8 @@ from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model
-from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
+from distillspec.serving.execution.flat_batch import FlatBatch
+from distillspec.serving.execution.row_input import RowInput
 
 FAMILIES = ["llama", "gemma3_text", "qwen3", "mistral"]
 

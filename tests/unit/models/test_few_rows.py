@@ -15,8 +15,8 @@ from distillspec.models.few_tokens import FewTokens
 from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.prepared import PreparedModel
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 
 from .test_few_tokens import CLOSE, DTYPES, llama, off, run

@@ -22,7 +22,8 @@ from distillspec.models.slot_cache import SlotCache
 from distillspec.native.library import FLAGS, cpp_compiler
 from distillspec.native.vector_kernel import LARGEST, SOURCE, SOURCES, ZERO, Kind, coded, vector_kernel
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
+from distillspec.serving.execution.flat_batch import FlatBatch
+from distillspec.serving.execution.row_input import RowInput
 
 from .middle_llama import llama
 from .state_drafts import state_draft

@@ -13,7 +13,7 @@ import torch
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Request, RequestRefused, SamplingParams
-from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.step.output import StepOutput
 
 from .conftest import MakeEngine, hf_greedy, prompts

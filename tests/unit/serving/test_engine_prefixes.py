@@ -9,7 +9,7 @@ import pytest
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
-from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.draft_model import DraftModel
 

@@ -10,7 +10,7 @@ import torch
 from distillspec.models import LanguageModel
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.base.requests import SequenceDelta
-from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 
 from .conftest import MakeEngine

@@ -15,7 +15,7 @@ from distillspec.serving.base.acceptance import RowResult, Trial
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
 from distillspec.serving.server.bridge.request_stream import kinds
 from distillspec.serving.step.commit import Emission

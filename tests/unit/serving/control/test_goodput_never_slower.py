@@ -20,7 +20,7 @@ from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
-from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.proposers.base import ProposalRequest
 
 from ..conftest import MakeEngine

@@ -15,7 +15,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.beside import SWITCH_S, Beside
-from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 
 

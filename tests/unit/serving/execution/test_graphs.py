@@ -197,6 +197,32 @@ def test_a_recorded_draft_loop_drafts_as_the_passes_one_by_one(
     assert sum(accepted for _, _, accepted in found[0]) > 0
 
 
+class PassesAlone(FakeRecorder):
+    """Records single passes, and no whole loops: their shapes are many, and there is no room for all."""
+
+    def record(self, run: Callable[[], Output]) -> Callable[[], Output]:
+        if isinstance(run(), tuple):
+            raise RuntimeError("no room")
+        return super().record(run)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_loop_that_is_not_recorded_runs_by_recorded_passes_to_the_end_of_the_context(
+    random_model: Callable[[str], LanguageModel], kind: str
+) -> None:
+    """Each pass goes on behind tokens that the device alone knows, and one row's chain reaches beyond its context."""
+    model, recorder = random_model(kind), PassesAlone()
+    length = 256 if kind == "gpt2" else 64
+    settings = EngineSettings(max_slots=3, max_model_len=length, controller="fixed", speculation_length=4)
+    engine = Engine(model, initialise_draft(DraftConfig(layers=2), model), settings, recorder=recorder)
+    asked = [[3 + token % 200 for token in range(count)] for count in (length - 12, 20, 9)]
+    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=11, ignore_eos=True))
+    graphs = engine.proposer.runner.graphs  # type: ignore[union-attr]
+    assert graphs.shapes > 0
+    engine.close()
+    assert [list(output.token_ids) for output in outputs] == [hf_greedy(model, prompt, 11) for prompt in asked]
+
+
 def test_a_recorder_that_fails_is_not_asked_again_and_the_text_is_right(
     target: LanguageModel, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-import torch
 
 from distillspec.models.ragged_attention import ragged_attention
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
+from distillspec.serving.execution.host_batch import HostBatch
 from distillspec.serving.execution.recorded_shapes import PassShape, RecordedShapes
+from distillspec.serving.execution.row_input import RowInput
 
-CPU = torch.device("cpu")
 EVERYTHING = 10_000
 
 
@@ -21,7 +20,7 @@ def shape_of(
     shapes: RecordedShapes, cache: SlotCache, counts: list[int], first: int = 0, reach: int = 9
 ) -> PassShape | None:
     rows = [RowInput(first + slot, 0, [7] * count) for slot, count in enumerate(counts)]
-    return shapes.shape(FlatBatch.of(cache, rows, CPU).view, reach)
+    return shapes.shape(HostBatch(cache, rows), reach)
 
 
 def test_linear_layers_get_small_steps_and_attention_a_rectangle() -> None:
@@ -39,8 +38,8 @@ def test_prompts_and_trees_are_not_recorded() -> None:
     shapes = RecordedShapes.of_target(cache, 3)
     assert shape_of(shapes, cache, [1, 5]) is None
     tree = TokenTree.of_parents([7, 7], [-1, -1])
-    batch = FlatBatch.of(cache, [RowInput(0, 5, [7, 7, 7], 3, tree)], CPU)
-    assert shapes.shape(batch.view, 9) is None
+    batch = HostBatch(cache, [RowInput(0, 5, [7, 7, 7], 3, tree)])
+    assert shapes.shape(batch, 9) is None
 
 
 @pytest.mark.parametrize(("slots", "length"), [(1, 4), (3, 3), (6, 0), (5, 2)])

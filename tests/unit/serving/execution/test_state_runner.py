@@ -7,7 +7,7 @@ import torch
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
-from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.proposers.draft_model import DraftModel
 
 from ...models.state_drafts import state_draft

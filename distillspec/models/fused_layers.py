@@ -1,0 +1,203 @@
+"""Layers of a Llama on CUDA in ten launches each: products joined, and one Triton kernel for all between two of them.
+
+transformers' own take some fifty, of 1 to 4 µs, and the host takes as long to launch them. Passes whose attention is
+the Triton kernel's run so, recorded or not. Others, as prompts, run as they are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from distillspec.models.eagle import PROJECTIONS
+from distillspec.models.features import keep_states
+from distillspec.models.flat_view import FlatView
+from distillspec.models.language_model import LanguageModel, attention_heads
+from distillspec.models.numerics import power_of_two
+from distillspec.models.plain_llama import GATED, has_llama_layers, products_of
+from distillspec.models.ragged_attention import MOST_QUERIES, attend_parts, is_ragged, join
+from distillspec.models.slot_cache import SlotCache
+
+BLOCK = 1024  # gated states that a program computes
+
+
+class FusedLayers:
+    """The layers of one model, for passes over windows of few tokens.
+
+    The model's own weights become parts of the joined ones, so that they take no more memory. Make this before anything is
+    recorded that reads the weights.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        config = model.model.config.get_text_config()
+        self.model, self.heads = model, attention_heads(model)
+        self.eps, self.scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
+        self._layers = [_Layer.of(layer) for layer in model.layers]
+        self._final: Tensor = model.decoder.norm.weight.detach()  # type: ignore[union-attr, operator]
+        self._angles: tuple[int, Tensor, Tensor] = (0, self._final, self._final)
+
+    @staticmethod
+    def fit(model: LanguageModel) -> bool:
+        """Return True for a model that they are made for: Llama's layers that read tokens alone."""
+        if importlib.util.find_spec("triton") is None or model.dtype == torch.float64:
+            return False
+        if model.state_input is not None or not has_llama_layers(model):
+            return False
+        weights = [product.weight for layer in model.layers for product in products_of(layer)]
+        return all(weight.dtype == model.dtype and weight.device == model.device for weight in weights)
+
+    def takes(self, view: FlatView) -> bool:
+        """Return True for a pass over one rectangle of windows, over a cache that the Triton kernel reads."""
+        group = view.groups[0]
+        queries = self.heads.query // self.heads.kv * group.view.places.shape[1]
+        return len(view.groups) == 1 and queries <= MOST_QUERIES and is_ragged(view.cache.attend)
+
+    def hidden(self, view: FlatView, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
+        """Return what `FlatView.hidden` does, `[N, D]`. For the arguments see there."""
+        cache, at = view.cache, _Places.of(view)
+        states: Tensor = self.model.model.get_input_embeddings()(tokens.clamp(min=0))[0].contiguous()
+        delta: Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            read = add_norm(states, delta, layer.before, self.eps)
+            self._keep(view, states, index)
+            attended = self._attend(view, at, cache, index, linear(read, layer.qkv))
+            read = add_norm(states, linear(attended, layer.out), layer.behind, self.eps)
+            delta = linear(gate(linear(read, layer.gated)), layer.down)
+        last = add_norm(states, delta, self._final, self.eps)
+        self._keep(view, states, len(self._layers))
+        return last
+
+    def _attend(self, view: FlatView, at: _Places, cache: SlotCache, index: int, product: Tensor) -> Tensor:
+        """Return a layer's attention `[N, heads · d]`, given queries, keys and values `[N, …]` side by side."""
+        heads, (group,) = self.heads, view.groups
+        rows, width = group.view.places.shape
+        like = product.view(1, len(product), -1, heads.dim).transpose(1, 2)[:, : heads.kv]
+        keys, values = cache.layer(index, like)
+        query = product.new_empty(rows * width, heads.query, heads.dim)
+        turn_and_keep(product, *self._turned(cache.max_len), at, query, keys, values, cache.max_len)
+        rectangle = query.view(rows, width, heads.query, heads.dim).transpose(1, 2)
+        parts = attend_parts(rectangle, keys, values, group.view, self.scale)
+        return join(*parts, heads.query, width, product.dtype, at.back).flatten(1)
+
+    @staticmethod
+    def _keep(view: FlatView, states: Tensor, state: int) -> None:
+        """Keep a state of the tokens where the cache does, as a `FeatureTap` would."""
+        ids = view.cache.state_ids
+        if state in ids:
+            keep_states(view, states[None], ids.index(state), ids)
+
+    def _turned(self, positions: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of all positions `[positions, dim]`, rounded as the model's own are."""
+        if self._angles[0] != positions:
+            at = torch.arange(positions, device=self._final.device)[None]
+            cosines, sines = self.model.decoder.rotary_emb(self._final, at)  # type: ignore[operator]
+            self._angles = positions, cosines[0].contiguous(), sines[0].contiguous()
+        return self._angles[1:]
+
+
+class _Layer(NamedTuple):
+    """Weights of a layer, those of one input joined."""
+
+    before: Tensor  # [D], of the norm before attention
+    qkv: Tensor
+    out: Tensor
+    behind: Tensor  # of the norm behind it
+    gated: Tensor
+    down: Tensor
+
+    @classmethod
+    def of(cls, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv = _joined([getattr(attention, name) for name in PROJECTIONS])
+        gated = _joined([getattr(mlp, name) for name in GATED])
+        weights = (layer.input_layernorm, qkv, attention.o_proj, layer.post_attention_layernorm, gated, mlp.down_proj)
+        return cls(*(weight if isinstance(weight, Tensor) else weight.weight.detach() for weight in weights))
+
+
+def _joined(parts: list[nn.Linear]) -> Tensor:
+    """Return the weights of some products below each other. They are parts of it from now on, if they were not yet."""
+    weights = [part.weight.detach() for part in parts]
+    first, ends = weights[0], accumulate(weight.numel() for weight in weights)
+    begins = [first.storage_offset() + start for start in (0, *ends)][: len(parts)]
+    one = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
+    if one and [weight.storage_offset() for weight in weights] == begins:
+        return first.as_strided((sum(map(len, weights)), first.shape[1]), first.stride())
+    with torch.inference_mode(False), torch.no_grad():  # whoever trains the model later can
+        whole = torch.cat(weights)
+        for part, own in zip(parts, whole.split(list(map(len, weights))), strict=True):
+            part.weight.data = own
+    return whole
+
+
+class _Places(NamedTuple):
+    """Where the tokens of a pass go, `[N]` int64 each."""
+
+    positions: Tensor
+    places: Tensor  # in their slots
+    rows: Tensor  # of the cache's tensors
+    inside: Tensor  # places in these rows
+    back: Tensor  # places in the rectangle of queries
+
+    @classmethod
+    def of(cls, view: FlatView) -> _Places:
+        back = view.groups[0].back
+        if back is None:
+            back = torch.arange(len(view.places), device=view.places.device)
+        return cls(view.positions[0], view.places, *view.cache.located(view.slots, view.places), back)
+
+
+def add_norm(states: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """Add `delta [N, D]` to `states [N, D]` in place, and return the sum by its root mean square, times `weight`."""
+    from distillspec.models import fused_kernels
+
+    out, width = torch.empty_like(states), states.shape[1]
+    wide = power_of_two(width)
+    more = states if delta is None else delta
+    fused_kernels.add_norm[(len(states),)](states, more, weight, out, width, eps, ADDS=delta is not None, WIDTH=wide)
+    return out
+
+
+def turn_and_keep(
+    product: Tensor,
+    cosines: Tensor,
+    sines: Tensor,
+    at: _Places,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    spare: int,
+) -> None:
+    """Rotate queries and keys of `product [N, (heads + 2 · kv) · d]`, and put all into `query` and the cache."""
+    from distillspec.models import fused_kernels
+
+    heads, dim, kv_heads = query.shape[1], query.shape[2], keys.shape[1]
+    fused_kernels.turn_and_keep[(len(product), heads + 2 * kv_heads)](
+        product,
+        cosines,
+        sines,
+        *at,
+        query,
+        keys,
+        values,
+        spare,
+        heads,
+        kv_heads,
+        *keys.stride()[:3],
+        DIM=dim,
+        HALF=power_of_two(dim // 2),
+    )
+
+
+def gate(product: Tensor) -> Tensor:
+    """Return silu(gate) · up `[N, I]` of `product [N, 2 I]`."""
+    from distillspec.models import fused_kernels
+
+    inner = product.shape[1] // 2
+    out = product.new_empty(len(product), inner)
+    fused_kernels.gate[(len(product), -(-inner // BLOCK))](product, out, inner, BLOCK=BLOCK)
+    return out
