@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.control.decision import Decision
-from distillspec.serving.planning.offers import by_source
+from distillspec.serving.planning.offers import Offer, by_source
 from distillspec.serving.planning.price_list import PriceList
 
 HELD, MOST_HELD = 8, 32  # steps that one plan holds for: at first, and after plans that were all alike
@@ -83,7 +83,8 @@ class HeldPlan:
         before = self._before
         if before is None or _sources(before.rows) != _sources(rows):
             return None
-        return by_source([(row.source, shape.nodes) for row, shape in zip(rows, before.shapes, strict=True)])
+        chosen = zip(before.rows, before.shapes, strict=True)
+        return by_source([(row.source, Offer(row, shape).nodes) for row, shape in chosen])
 
     def keep(self, prices: PriceList, rows: Sequence[RowView], step: int) -> None:
         """Keep a list made at the step of this number for those after it."""

@@ -119,7 +119,8 @@ class PriceList:
         if second or not used or used.total() == len(rows) == max(used.values()):
             return best
         # A row's share of a draft's passes was that of a step in which all rows draft that can.
-        able = Counter([offer.row.source for own in offers for offer in own if offer.row.drafted_by_model])
+        by_row = [{offer.row.source for offer in own if offer.row.drafted_by_model} for own in offers]
+        able = Counter([source for own in by_row for source in own])
         dearer = [source for source, count in used.items() if count < able[source]] if len(used) > 1 else []
         others = [planned(drafts) for drafts in (able, *([source] for source in dearer))]
         return max(best, *others, key=lambda plan: plan.expected.tokens - self.price * plan.expected.seconds)
