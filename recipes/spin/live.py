@@ -15,6 +15,7 @@ from distillspec.config.registry import SELECTIONS
 from distillspec.evaluation.turns import in_turn
 from distillspec.models import load_target
 from distillspec.progress import progress
+from distillspec.recipes.spin.idle import Idle
 from distillspec.recipes.unseen import unseen_prompts
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.base.controllers import LengthController
@@ -71,7 +72,7 @@ class Live:
     selections: Sequence[str] = COMPARED
 
     def run(self) -> dict[str, Any]:
-        """Return tokens a second of each side by batch and round, and what goodput chose."""
+        """Return tokens a second of each side by batch and round, idle shares, and what goodput chose."""
         return {str(batch): self._batch(batch) for batch in self.batches}
 
     def _batch(self, batch: int) -> dict[str, Any]:
@@ -81,13 +82,14 @@ class Live:
             asked = self._asked(engine, self.rounds * self.each)
             rates: dict[str, list[float]] = {name: [] for name in sides}
             by_domain: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
+            idle = {name: Idle() for name in sides}
             line = opened.enter_context(progress(f"batch {batch}"))
             for round_ in range(self.rounds):
                 parts = [part[round_ * self.each : (round_ + 1) * self.each] for part in asked.values()]
                 own = [one for alike in zip(*parts, strict=True) for one in alike]  # of all domains in turn
                 for place, name in enumerate(in_turn(sides, round_)):
                     line.update((round_ + place / len(sides)) / self.rounds, name)
-                    spent = self._answer(name, sides[name], own, batch, round_)
+                    spent = self._answer(name, sides[name], own, batch, round_, idle[name])
                     rates[name].append(sum(n for n, _ in spent.values()) / sum(s for _, s in spent.values()))
                     for domain, (tokens, seconds) in spent.items():
                         by_domain[name].setdefault(domain, []).append(tokens / seconds)
@@ -98,6 +100,7 @@ class Live:
                 name: {domain: statistics.median(found) for domain, found in own.items()}
                 for name, own in by_domain.items()
             },
+            "idle": {name: own.shares() for name, own in idle.items()},
             "chose": chosen,
         }
 
@@ -135,7 +138,7 @@ class Live:
         return engine
 
     def _answer(
-        self, name: str, side: Side, asked: Sequence[Asked], batch: int, round_: int
+        self, name: str, side: Side, asked: Sequence[Asked], batch: int, round_: int, idle: Idle
     ) -> dict[str, tuple[int, float]]:
         """Answer prompts, alone one by one, else together. Return tokens and seconds by domain, or of "all".
 
@@ -150,17 +153,25 @@ class Live:
         found: dict[str, tuple[int, float]] = {}
         for group in groups:
             started = time.perf_counter()
-            names = []
             for seed, one in group:
                 params = SamplingParams(temperature=self.temperature, max_tokens=self.tokens, seed=seed)
-                names.append(f"{seed}-{time.perf_counter_ns()}")
-                engine.submit(Request(names[-1], one.ids, params, tenant=name, domain=one.domain))
-            done = engine.run_until_done(names)
+                engine.submit(Request(str(seed), one.ids, params, tenant=name, domain=one.domain))
+            written = _written(engine, idle)
             key = group[0][1].domain if batch == 1 else "all"
             tokens, seconds = found.get(key, (0, 0.0))
-            tokens += sum(len(output.token_ids) for output in done.values())
+            tokens += written
             found[key] = tokens, seconds + time.perf_counter() - started
         return found
+
+
+def _written(engine: Engine, idle: Idle) -> int:
+    """Step until all requests are answered. Return their tokens."""
+    tokens = 0
+    while engine.has_work:
+        output = engine.step()
+        idle.add(output.result)
+        tokens += sum(len(done.token_ids) for done in output.finished)
+    return tokens
 
 
 def _inside(engine: Engine) -> LengthController:

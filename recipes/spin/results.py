@@ -10,7 +10,8 @@ from typing import Any
 from distillspec.files import write_json, write_text
 from distillspec.provenance import provenance
 from distillspec.recipes.rates import best_on_odd, interval, ratios, shown
-from distillspec.recipes.spin.live import BESIDE, NONE
+from distillspec.recipes.spin.idle import idle_table
+from distillspec.recipes.spin.live import BESIDE, GOODPUT, NONE
 from distillspec.recipes.spin.pictures import draw_live, draw_simulated
 from distillspec.recipes.spin.tables import tables
 
@@ -62,4 +63,4 @@ def _live_table(batch: str, found: Mapping[str, Any], drafts: Sequence[str]) -> 
         over = [shown(interval(ratios(rates, name, other))) for other in (NONE, best, beside)]
         cells = [f"{found['by_domain'][name][domain]:.1f}" for domain in domains]
         lines.append(f"| {name} | {statistics.median(own):.1f} | {' | '.join(over)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *idle_table(found["idle"], (NONE, *drafts, GOODPUT))])
