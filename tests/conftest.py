@@ -49,10 +49,20 @@ settings.register_profile("distillspec", deadline=None, derandomize=True, databa
 settings.load_profile("distillspec")
 
 
+LONG_S = 900  # for a test marked `long` with its fixtures. The general limit is in pyproject.toml
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin files with a test marked `long` first, so that several processes that take file by file end together."""
-    long = {item.path for item in items if item.get_closest_marker("long")}
-    items.sort(key=lambda item: item.path not in long)
+    """Begin files with a test marked `long` first, so that several processes that take file by file end together.
+
+    On a busy machine these tests take several times as long: they have more time than the general limit.
+    """
+    long = [item for item in items if item.get_closest_marker("long")]
+    for item in long:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LONG_S))
+    paths = {item.path for item in long}
+    items.sort(key=lambda item: item.path not in paths)
 
 
 @pytest.hookimpl(trylast=True)

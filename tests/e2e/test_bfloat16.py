@@ -31,7 +31,7 @@ UNAVOIDABLE = (
 )
 PROMPT = "The three primary colours are"
 ANSWERS = 20  # enough for one update, and never for two
-UPDATE_S = 480.0  # without vector instructions an update in emulated bfloat16 takes minutes
+UPDATE_S = 900.0  # without vector instructions an update in emulated bfloat16 takes minutes
 ROUNDING = 0.5  # of logits, which are up to 30: four units in the last place
 
 
@@ -61,7 +61,7 @@ def test_the_engine(target: LanguageModel, small_draft: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_server_speculates_streams_learns_and_swaps(small_draft: Path, tmp_path: Path) -> None:
     with serving(tmp_path, f"draft.path={small_draft}", *UNAVOIDABLE, settings=SETTINGS) as server:
         first = server.used()

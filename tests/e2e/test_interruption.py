@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,24 @@ LONG = (
     "evaluation.bootstrap_samples=10",
 )
 TIMINGS = {"seconds", "train/tokens_per_s"}
+# `distill` that waits in its fifth step until the file `signalled` is there: all its steps take a second, and a signal
+# that comes after the last one stops nothing.
+WAITING = """
+import itertools, pathlib, sys, time
+from distillspec import cli
+from distillspec.training import feed
+
+plain, steps = feed.SampleFeed.take, itertools.count(1)
+
+def take(self):
+    if next(steps) == 5:
+        while not pathlib.Path("signalled").exists():
+            time.sleep(0.01)
+    return plain(self)
+
+feed.SampleFeed.take = take
+sys.exit(cli.main())
+"""
 
 
 def untimed(run: Path) -> list[dict[str, Any]]:
@@ -48,15 +68,21 @@ def words(data_folder: Path) -> list[str]:
     return ["train", *LONG, f"data.cache={data_folder}", "hydra.run.dir=run"]
 
 
-def start(folder: Path, data_folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "distillspec.cli", *words(data_folder)],
+@contextmanager
+def training(folder: Path, data_folder: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING, *words(data_folder)],
         cwd=folder,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def wait_for_steps(process: subprocess.Popen[str], metrics: Path, steps: int) -> None:
@@ -71,10 +97,11 @@ def wait_for_steps(process: subprocess.Popen[str], metrics: Path, steps: int) ->
 def test_a_signal_during_training_saves_and_resuming_ends_the_same(
     distill: Any, tmp_path: Path, data_folder: Path, whole: Path, number: int, code: int
 ) -> None:
-    process = start(tmp_path, data_folder)
-    wait_for_steps(process, tmp_path / "run" / "metrics.jsonl", 4)
-    os.kill(process.pid, number)
-    out, err = process.communicate(timeout=60)
+    with training(tmp_path, data_folder) as process:
+        wait_for_steps(process, tmp_path / "run" / "metrics.jsonl", 4)
+        os.kill(process.pid, number)
+        (tmp_path / "signalled").touch()
+        out, err = process.communicate(timeout=120)
     assert process.returncode == code, (out, err)
     assert "Traceback" not in out + err
     last = err.strip().splitlines()[-1]

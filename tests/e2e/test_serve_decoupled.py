@@ -51,7 +51,7 @@ def waits_for_a_trainer(server: Server) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_server_serves_versions_of_trainers_that_come_and_go(distill: Any, given: Path, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "online")
     with serving(tmp_path, "online=decoupled", f"draft.path={given}") as server:
@@ -70,11 +70,11 @@ def test_the_server_serves_versions_of_trainers_that_come_and_go(distill: Any, g
 
             with adapting(tmp_path, "hydra.run.dir=on") as trainer:
                 wait_for(lambda: server.trainer()["pid"] == trainer.pid)
-                wait_for(lambda: server.drafts()[made] != "candidate")
+                wait_for(lambda: server.drafts()[made] != "candidate", patience_s=300)
                 verdict = next(v for v in server.admin("GET", "online/verdicts")["verdicts"] if v["version"] == made)
                 assert verdict["decision"] in ("promoted", "inconclusive", "refused")
                 assert verdict["requests"] >= 8
-                wait_for(lambda: server.used() != first and judged(server, (first, made)))
+                wait_for(lambda: server.used() != first and judged(server, (first, made)), patience_s=300)
                 assert server.trainer()["stage"] != "gone"
                 trainer.send_signal(signal.SIGTERM)
                 assert trainer.wait(PATIENCE_S) == 0, (tmp_path / "adapt.log").read_text()

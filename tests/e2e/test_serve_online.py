@@ -75,7 +75,7 @@ def test_it_learns_is_killed_and_goes_on_from_what_it_promoted(given: Path, tmp_
             halves = answers[max(0, before - 4) : before + 10], answers[max(0, killed_at - 10) : killed_at + 10]
             around = dict(halves[0] + halves[1])
             pids.append(server.new_trainer(pids))
-            wait_for(lambda: server.used() != first)
+            wait_for(lambda: server.used() != first, patience_s=400)  # more than one update may be needed
             wait_for(lambda: server.metric("draft_promotions_total") >= 1)
             server.admin("POST", "online/pause")  # what serves now stays
             wait_for(lambda: server.trainer()["stage"] == "paused")

@@ -24,6 +24,13 @@ TARGET = CostTable(((1.0, 0.02), (5.0, 0.021), (40.0, 0.06), (512.0, 0.6)), 1e-6
 FREE = Option(ANY)
 DRAFT = CostTable(((1.0, 0.003), (8.0, 0.004)), 1e-7, first=0.002)
 LIMITS = Limits(8, 2048, 8 * 2048, 512, 4)
+AMPLE_S = 600.0  # for the real passes of `few_runs`, on a machine that pauses too
+
+
+@pytest.fixture
+def few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time each pass twice at most, so that an ample budget is not spent."""
+    monkeypatch.setattr("distillspec.serving.start_costs.MOST_RUNS", 2)
 
 
 class Passes(TimedPasses):
@@ -119,20 +126,22 @@ def test_a_budget_of_one_pass_says_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.draft is None  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("few_runs")
 def test_an_engine_measures_what_its_controller_does_not_know(draft: LanguageModel, make_engine: MakeEngine) -> None:
-    engine = make_engine(draft, controller="goodput", speculation_length=3, measure_costs_s=0.5)
+    engine = make_engine(draft, controller="goodput", speculation_length=3, measure_costs_s=AMPLE_S)
     assert engine.costs is not None
     assert engine.costs.draft is not None
     assert isinstance(engine.controller, GoodputController)
     assert engine.controller.latency == engine.costs
     for settings in ({"controller": "fixed"}, {"measure_costs_s": 0}, {"speculation_length": 0}):
-        other = make_engine(draft, **{"controller": "goodput", "measure_costs_s": 0.5, **settings})
+        other = make_engine(draft, **{"controller": "goodput", "measure_costs_s": AMPLE_S, **settings})
         assert other.costs is None
         assert other.runner.passes == 0
     with pytest.raises(ConfigError, match="measure_costs_s=-1"):
         EngineSettings(measure_costs_s=-1)
 
 
+@pytest.mark.usefixtures("few_runs")
 @pytest.mark.parametrize("proposer", ["draft_model", "prompt_lookup", "lookup_else_model"])
 def test_measuring_leaves_no_trace(
     target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, proposer: str
@@ -154,9 +163,10 @@ def test_measuring_leaves_no_trace(
         engine.close()
         return [output.token_ids for output in outputs]
 
-    assert texts(0.5) == texts(0)
+    assert texts(AMPLE_S) == texts(0)
 
 
+@pytest.mark.usefixtures("few_runs")
 def test_limits_of_a_small_engine_are_kept(target: LanguageModel, make_engine: MakeEngine) -> None:
     engine = make_engine(
         None, proposer="prompt_lookup", controller="goodput", speculation_length=4, max_slots=1, max_model_len=16
@@ -171,5 +181,5 @@ def test_limits_of_a_small_engine_are_kept(target: LanguageModel, make_engine: M
             return time_of(work)
 
     passes = Seen(engine.target, engine.runner, engine.sampler, engine.proposer)
-    assert measure_at_start(passes, limits, 4, 1.0, with_draft=False) is not None
+    assert measure_at_start(passes, limits, 4, AMPLE_S, with_draft=False) is not None
     assert max(point.context + point.tokens for point in seen) <= 16

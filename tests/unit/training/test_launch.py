@@ -23,15 +23,21 @@ from distillspec.training.launch import check_launcher, launch
 pytestmark = pytest.mark.dist
 
 TWO = LauncherConfig("ddp", 2)
-# Writes its process id. The tests wait for that instead of some seconds.
+# Writes its process id, in one go. The tests wait for that instead of some seconds.
 HERE = (
-    "import os, pathlib, sys, time; rank = os.environ['RANK'];pathlib.Path(f'pid-{rank}').write_text(str(os.getpid()));"
+    "import os, pathlib, sys, time; rank = os.environ['RANK'];"
+    "pathlib.Path(f'new-{rank}').write_text(str(os.getpid())); os.rename(f'new-{rank}', f'pid-{rank}');"
 )
 SAY = "from distillspec.training.outcome import RankOutcome; from distillspec.errors import *;"
 
 
 def command(program: str) -> list[str]:
     return [sys.executable, "-c", HERE + program]
+
+
+def wait_for_file(name: str) -> str:
+    """Return a program that waits for a file: processes may start seconds apart."""
+    return f"[time.sleep(0.01) for _ in iter(pathlib.Path('{name}').exists, True)]"
 
 
 def pid(rank: int) -> int:
@@ -46,7 +52,7 @@ def is_alive(number: int) -> bool:
     return True
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -79,7 +85,10 @@ def test_processes_meet_at_the_store(folder: Path) -> None:
 
 
 def test_a_process_that_is_killed_takes_the_others_along_and_is_named(folder: Path) -> None:
-    program = "rank == '1' and os.kill(os.getpid(), 9); time.sleep(300); pathlib.Path('ended-by-itself').touch()"
+    program = (
+        f"rank == '1' and ({wait_for_file('pid-0')}, os.kill(os.getpid(), 9));"
+        "time.sleep(300); pathlib.Path('ended-by-itself').touch()"
+    )
     with pytest.raises(RunError, match=r"process 1 of 2 was ended by SIGKILL, perhaps for want of memory") as failed:
         launch(TWO, "cpu", command(program), folder)
     assert not (folder / "ended-by-itself").exists()
@@ -89,9 +98,12 @@ def test_a_process_that_is_killed_takes_the_others_along_and_is_named(folder: Pa
 
 
 @pytest.mark.parametrize("kind", [ConfigError, RunError])
-def test_what_a_process_says_reaches_the_user_before_what_others_make_of_it(folder: Path, kind: type) -> None:
+def test_what_a_process_says_reaches_the_user_before_what_others_make_of_it(
+    folder: Path, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distillspec.training.launch.GRACE_S", 120.0)  # both report, however late one starts
     program = (
-        f"{SAY} late = rank == '0'; time.sleep(0.5 if late else 0);"
+        f"{SAY} late = rank == '0'; late and {wait_for_file('ranks/rank-1.error.json')};"
         "RankOutcome.write(pathlib.Path('.'), int(rank), RuntimeError('connection closed') if late"
         f" else {kind.__name__}('train.x=1 is bad; use 2')); sys.exit(1)"
     )
@@ -99,9 +111,10 @@ def test_what_a_process_says_reaches_the_user_before_what_others_make_of_it(fold
         launch(TWO, "cpu", command(program), folder)
 
 
-def test_of_several_errors_the_first_is_told(folder: Path) -> None:
+def test_of_several_errors_the_first_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distillspec.training.launch.GRACE_S", 120.0)  # both report, however late one starts
     program = (
-        f"{SAY} late = rank == '0'; time.sleep(0.5 if late else 0);"
+        f"{SAY} late = rank == '0'; late and {wait_for_file('ranks/rank-1.error.json')};"
         "RankOutcome.write(pathlib.Path('.'), int(rank), RuntimeError('connection closed') if late"
         " else KeyError('cause')); sys.exit(1)"
     )
@@ -128,8 +141,7 @@ def test_a_signal_is_passed_on_and_waited_for(folder: Path, number: signal.Signa
 
 def test_a_process_that_hangs_after_the_work_is_done_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distillspec.training.launch.LINGER_S", 0.3)
-    waits = "[time.sleep(0.01) for _ in iter(lambda: pathlib.Path('pid-1').exists(), True)]"
-    launch(TWO, "cpu", command(f"rank == '1' and time.sleep(300); {waits}"), folder)
+    launch(TWO, "cpu", command(f"rank == '1' and time.sleep(300); {wait_for_file('pid-1')}"), folder)
     assert not is_alive(pid(1))
 
 
@@ -141,7 +153,7 @@ def test_nothing_outlives_a_launching_process_that_is_killed(folder: Path) -> No
         "launch(LauncherConfig('ddp', 2), 'cpu', json.loads(sys.argv[1]), pathlib.Path('.'))"
     )
     process = subprocess.Popen([sys.executable, "-c", parent, json.dumps(command(program))])
-    wait_until(lambda: all(Path(f"pid-{rank}").exists() and Path(f"pid-{rank}").read_text() for rank in (0, 1)))
+    wait_until(lambda: all(Path(f"pid-{rank}").exists() for rank in (0, 1)))
     process.kill()
     process.wait()
     wait_until(lambda: not is_alive(pid(0)) and not is_alive(pid(1)))

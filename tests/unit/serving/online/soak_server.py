@@ -42,7 +42,8 @@ def main(folder: Path, first: int) -> None:
     engine = Engine(
         target,
         load_pretrained(str(path), target, target.dtype),
-        EngineSettings(max_slots=16, max_model_len=64, compile=False, measure_costs_s=0),
+        # Goodput would price updates by the times of this machine's steps: whether one pays were luck on a busy one.
+        EngineSettings(max_slots=16, max_model_len=64, compile=False, measure_costs_s=0, controller="fixed"),
     )
     with listen_for_stop() as stop, Adaptation(engine, settings) as adaptation:
         print(f"serving {path.name}", flush=True)

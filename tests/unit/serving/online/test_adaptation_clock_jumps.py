@@ -15,6 +15,7 @@ from distillspec.serving.online.log.records import LogKey
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.training import supervisor as module
 from distillspec.serving.online.training.supervisor import Supervisor
 from distillspec.serving.online.training.trainer import OnlineTrainer
 
@@ -92,8 +93,10 @@ def test_no_update_no_drift_and_no_alarm_comes_of_it(
 
 
 def test_the_wait_before_the_next_start_of_a_trainer_is_as_long_as_ever(
-    settings: OnlineSettings, registry: VersionRegistry, wall: Wall
+    settings: OnlineSettings, registry: VersionRegistry, wall: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The wait is longer than this test may take, and shorter than the first jump."""
+    monkeypatch.setattr(module, "FIRST_WAIT_S", HOUR)
     supervisor = Supervisor(settings, command=["false"])
     supervisor.poll()
     assert supervisor.process is not None

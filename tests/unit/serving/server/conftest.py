@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from distillspec.serving.server.answers.app_state import AppState, make_app_stat
 from distillspec.serving.server.app import create_app
 from distillspec.serving.server.http.keys import KeyRing
 from distillspec.serving.server.listening import DrainingServer, bind, url_of
+from distillspec.serving.step.output import StepOutput
 
 WAIT_S = 120.0
 API_KEY, ADMIN_KEY = "secret-api-key", "secret-admin-key"
@@ -84,6 +86,30 @@ def hold(running: Running) -> threading.Event:
     running.state.bridge.thread.wake()
     assert entered.wait(120)
     return release
+
+
+@contextmanager
+def held_at(running: Running, tokens: int) -> Iterator[threading.Event]:
+    """Hold the engine before its next step once an answer has so many tokens. Yield an event: it is held.
+
+    A client that leaves inside the block leaves before the end of its answer, however slow this machine is. The engine
+    goes on after the block, also where that fails, and its first step then handles what was aborted meanwhile.
+    """
+    engine, step = running.state.engine, running.state.engine.step
+    held, release = threading.Event(), threading.Event()
+
+    def step_unless_held() -> StepOutput:
+        if any(sequence.output_length >= tokens for sequence in engine.sequences.unfinished.values()):
+            held.set()
+            release.wait(WAIT_S)
+        return step()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "step", step_unless_held)
+        try:
+            yield held
+        finally:
+            release.set()
 
 
 def start(engine: Engine, options: dict[str, Any], settings: dict[str, Any]) -> Running:

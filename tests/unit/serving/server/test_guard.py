@@ -26,7 +26,7 @@ def test_a_large_body_is_refused_before_and_while_it_comes(serve: Serve) -> None
 
 
 def test_slow_headers_and_slow_bodies_are_cut(serve: Serve) -> None:
-    running = serve(header_timeout_s=0.5, body_timeout_s=0.5)
+    running = serve(header_timeout_s=2.0, body_timeout_s=2.0)  # long enough for what is sent at once
     with connection(running) as raw:
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: ")
         assert raw.recv(100) == b""

@@ -12,7 +12,7 @@ import pytest
 
 from distillspec.serving.server.observability.logs import JsonLines, TextLines
 
-from ..conftest import API_KEY, Running, wait_for
+from ..conftest import API_KEY, Running, held_at, wait_for
 
 
 @pytest.fixture
@@ -109,11 +109,11 @@ def test_a_user_cannot_write_lines_into_the_log(served: Running) -> None:
 def test_a_client_that_leaves_is_logged_with_what_it_was_sent(guarded: Running, written: io.StringIO) -> None:
     headers = {"Authorization": f"Bearer {API_KEY}", "X-Request-Id": "left"}
     body = {"model": "tiny", "prompt": "a b c", "max_tokens": 200, "ignore_eos": True, "stream": True}
-    with guarded.http.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
-        for count, _ in enumerate(reply.iter_lines()):
-            if count == 8:
-                break
-    wait_for(lambda: '"outcome": "client_left"' in written.getvalue())
+    body["speculation"] = {"trace": True}  # every token is an event, also without text
+    with held_at(guarded, 20):
+        with guarded.http.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
+            assert next(reply.iter_lines()).startswith("data: {")
+        wait_for(lambda: '"outcome": "client_left"' in written.getvalue())
     line = next(line for line in lines(written) if line.get("event") == "generation")
     assert line["prompt_tokens"] == 5
     assert 0 < line["completion_tokens"] < 200
