@@ -29,8 +29,8 @@ BLOCK = 1024  # gated states that a program computes
 class FusedLayers:
     """The layers of one model, for passes over windows of few tokens.
 
-    The model's own weights become parts of the joined ones, so that they take no more memory. Make this before anything is
-    recorded that reads the weights.
+    The model's own weights become parts of the joined ones, so that they take no more memory. Make this before anything
+    is recorded that reads the weights.
     """
 
     def __init__(self, model: LanguageModel) -> None:
