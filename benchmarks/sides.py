@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
 
+from distillspec.config import DataConfig
 from distillspec.data.chat import render_prompt
-from distillspec.data.prompts import prompt_key
+from distillspec.data.prompts import prompt_key, read_rows
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, EngineSettings, SamplingParams
 
@@ -104,8 +103,8 @@ def read_prompts(
         without: keys (`prompt_key`) of prompts to leave out, such as those that a draft was trained on.
     """
     found = []
-    for line in Path(path).read_text().splitlines():
-        ids = list(render_prompt(target.tokenizer, json.loads(line)["prompt"]))
+    for row in read_rows(DataConfig(prompts=path)):  # not by lines of text: some are broken inside a prompt
+        ids = list(render_prompt(target.tokenizer, row["prompt"]))
         if len(ids) <= longest and prompt_key(ids) not in without:
             found.append(ids)
         if len(found) == count:
