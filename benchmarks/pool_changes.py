@@ -4,7 +4,7 @@
 
 The draft that writes more alone is the one that changes. It begins spoilt, by noise in its weights. After `--before`
 requests the sound one is swapped in, with no word of how good it is, and requests are counted until it is used. After
-as many more it proposes wrong tokens, and the engine is not told: requests are counted until it is left. That is done
+as many more it proposes wrong tokens, and the engine is not told: requests are counted until it drafts no more. That is done
 `--times` times, one request at a time. A change counts as followed where five answers in a row follow it.
 
 Then `--batch` answers to texts of `--context` tokens get another draft every 16 steps (`lbss`, which only explores),
@@ -41,6 +41,7 @@ from distillspec.serving.selection.named import compared_selection
 from distillspec.serving.selection.selecting import SelectingController
 
 GOALS = {"swap_requests": 200, "collapse_requests": 30, "switch_p99": 1.2}
+NUMBERS = count()  # of requests
 IN_A_ROW = 5  # answers
 LENGTHS = "fixed-3"  # of steps with switches: every row drafts
 EXPLORING = {"chunks": 10**6, "chunk": 16}
@@ -82,12 +83,16 @@ def collapse(engine: Engine, name: str) -> None:
     broken.propose = wrong  # type: ignore[method-assign]
 
 
-def served_by(engine: Engine, chooses: SelectingController, text: Sequence[int], tokens: int) -> str | None:
-    """Answer a prompt. Return the draft that was chosen for most of its tokens."""
-    before = Counter(chooses.figures.tokens)
-    generate(engine, [text], greedy(tokens))
-    found = chooses.figures.tokens - before
-    return max(found, key=lambda name: found[name], default=None)
+def served_by(engine: Engine, text: Sequence[int], tokens: int) -> str | None:
+    """Answer a prompt. Return the draft that drafted most of its tokens, None where none did: no draft was worth it."""
+    drafted = Counter[str]()
+    engine.submit(Request(f"follow-{next(NUMBERS)}", tuple(text), greedy(tokens)))
+    while engine.has_work:
+        result = engine.step().result
+        for row in result.rows if result is not None else ():
+            if row.nodes and result is not None and result.plan.chosen:
+                drafted[str(result.plan.chosen[row.sequence_id])] += row.nodes
+    return max(drafted, key=lambda name: drafted[name], default=None)
 
 
 def requests_until(holds: Callable[[], bool], most: int) -> int | None:
@@ -105,10 +110,10 @@ def requests_until(holds: Callable[[], bool], most: int) -> int | None:
 def follow(engine: Engine, name: str, sound: LanguageModel, bad: LanguageModel, texts: Texts, options: Any) -> Any:
     """Return the requests until a swap to the sound draft is used, and until it is left after a collapse."""
     engine.use_draft(bad, name=name)
-    chooses = use(engine, "goodput")
+    use(engine, "goodput")
 
     def best() -> str | None:
-        return served_by(engine, chooses, next(texts), options.tokens)
+        return served_by(engine, next(texts), options.tokens)
 
     before = Counter(str(best()) for _ in range(options.before))
     engine.use_draft(sound, name=name)
