@@ -4,8 +4,8 @@
 
 The draft that writes more alone is the one that changes. It begins spoilt, by noise in its weights. After `--before`
 requests the sound one is swapped in, with no word of how good it is, and requests are counted until it is used. After
-as many more it proposes wrong tokens, and the engine is not told: requests are counted until it drafts no more. That is done
-`--times` times, one request at a time. A change counts as followed where five answers in a row follow it.
+as many more it proposes wrong tokens, and the engine is not told: requests are counted until it drafts no more. That is
+done `--times` times, one request at a time. A change counts as followed where five answers in a row follow it.
 
 Then `--batch` answers to texts of `--context` tokens get another draft every 16 steps (`lbss`, which only explores),
 with reading ahead of switches and without, by turns: seconds of steps with a switch over those of a usual step, and the
