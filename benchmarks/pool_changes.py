@@ -5,7 +5,8 @@
 The draft that writes more alone is the one that changes. It begins spoilt, by noise in its weights. After `--before`
 requests the sound one is swapped in, with no word of how good it is, and requests are counted until it is used. After
 as many more it proposes wrong tokens, and the engine is not told: requests are counted until it drafts no more. That is
-done `--times` times, one request at a time. A change counts as followed where five answers in a row follow it.
+done `--times` times, one request at a time. A change counts as followed where five answers in a row follow it. Answers
+in which nothing is drafted do not tell whether a sound draft is used.
 
 Then `--batch` answers to texts of `--context` tokens get another draft every 16 steps (`lbss`, which only explores),
 with reading ahead of switches and without, by turns: seconds of steps with a switch over those of a usual step, and the
@@ -95,15 +96,17 @@ def served_by(engine: Engine, text: Sequence[int], tokens: int) -> str | None:
     return max(drafted, key=lambda name: drafted[name], default=None)
 
 
-def requests_until(holds: Callable[[], bool], most: int) -> int | None:
-    """Return the requests before `IN_A_ROW` of which it holds, None if that are more than `most`."""
-    row = 0
-    for number in count(1):
-        row = row + 1 if holds() else 0
-        if row == IN_A_ROW:
-            return number - IN_A_ROW
-        if number >= most + IN_A_ROW:
-            break
+def requests_until(holds: Callable[[], bool | None], most: int) -> int | None:
+    """Return the requests before `IN_A_ROW` of which it holds, None if that are more than `most`.
+
+    A request of which it is None tells nothing: no draft was worth it.
+    """
+    row: list[int] = []  # the requests in which it has held since it last did not
+    for number in range(most + IN_A_ROW):
+        held = holds()
+        row = [*row, number] if held else row if held is None else []
+        if len(row) == IN_A_ROW:
+            return row[0]
     return None
 
 
@@ -112,15 +115,15 @@ def follow(engine: Engine, name: str, sound: LanguageModel, bad: LanguageModel, 
     engine.use_draft(bad, name=name)
     use(engine, "goodput")
 
-    def best() -> str | None:
+    def drafting() -> str | None:
         return served_by(engine, next(texts), options.tokens)
 
-    before = Counter(str(best()) for _ in range(options.before))
+    before = Counter(str(drafting()) for _ in range(options.before))
     engine.use_draft(sound, name=name)
-    swap = requests_until(lambda: best() == name, options.give_up)
-    between = Counter(str(best()) for _ in range(options.before))
+    swap = requests_until(lambda: None if (by := drafting()) is None else by == name, options.give_up)
+    between = Counter(str(drafting()) for _ in range(options.before))
     collapse(engine, name)
-    left = requests_until(lambda: best() != name, options.give_up)
+    left = requests_until(lambda: drafting() != name, options.give_up)
     return {"before": before, "swap_requests": swap, "between": between, "collapse_requests": left}
 
 
