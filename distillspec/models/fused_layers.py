@@ -48,8 +48,9 @@ class FusedLayers:
             return False
         if model.state_input is not None or not has_llama_layers(model):
             return False
-        weights = [product.weight for layer in model.layers for product in products_of(layer)]
-        return all(weight.dtype == model.dtype and weight.device == model.device for weight in weights)
+        products = [product for layer in model.layers for product in products_of(layer)]
+        own = all(type(product) is nn.Linear for product in products)  # no adapters
+        return own and all(part.weight.dtype == model.dtype and part.weight.device == model.device for part in products)
 
     def takes(self, view: FlatView) -> bool:
         """Return True for a pass over one rectangle of windows, over a cache that the Triton kernel reads."""

@@ -27,9 +27,8 @@ def has_llama_layers(model: LanguageModel) -> bool:
     plain = config.hidden_act == "silu" and rope.get("rope_type", "default") in ROTARY
     final = decoder.norm
     norms = isinstance(final, LlamaRMSNorm) or (isinstance(final, DeferredNorm) and model.state_input is not None)
-    products = [product for layer in model.layers for product in products_of(layer)]
-    linear = all(type(product) is nn.Linear and product.bias is None for product in products)  # no adapter's, say
-    return plain and norms and linear and getattr(config, "sliding_window", None) is None
+    biased = any(isinstance(part, nn.Linear) and part.bias is not None for part in decoder.modules())
+    return plain and norms and not biased and getattr(config, "sliding_window", None) is None
 
 
 def products_of(layer: Any) -> list[nn.Linear]:

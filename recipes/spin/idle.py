@@ -1,4 +1,4 @@
-"""What SPIN's Figs. 3 and 4 show, on live steps: padding of unlike windows, and how long target and drafts are idle."""
+"""SPIN's Figs. 3 and 4 on live steps: padding of unlike windows, and how long target and drafts are idle."""
 
 from __future__ import annotations
 

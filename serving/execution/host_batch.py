@@ -111,7 +111,7 @@ class HostGroup:
 
     @property
     def rectangle(self) -> tuple[Ints, Ints, Ints]:
-        """What each place of the rectangle is, and where each token is in it.
+        """The token at each place of the rectangle, and the place of each token.
 
         Returns:
             The token of the group and where it is written at each place, `[rows · width]`, and the place in the
