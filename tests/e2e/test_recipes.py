@@ -129,9 +129,8 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     assert {"none", "one", "two+ngram", "ngram", "goodput", "lbss"} <= set(batch["tokens_per_s"])
     assert all(len(rates) == 1 for rates in batch["tokens_per_s"].values())
     assert all(sum(chose["requests"].values()) == 2 for chose in batch["chose"].values())
-    nothing = batch["idle"]["none"]
-    assert nothing["padding"] == 0
-    assert nothing["draft_idle"] > batch["idle"]["one"]["draft_idle"]
+    assert batch["idle"]["none"]["padding"] == 0
+    assert all(0 <= share <= 1 for own in batch["idle"].values() for share in own.values())
     simulated = found["simulated"]["a100-7b-five"]
     assert {"none", "s68m", "goodput", "oracle"} <= set(simulated["2"]["tokens_per_s"])
     assert set(simulated["parts"]) == {"selection", "decomposition", "pipelining", "all"}

@@ -172,7 +172,7 @@ def test_trees_are_those_of_levels(kind: str, policies: str, shapes: str) -> Non
 
 @pytest.mark.parametrize(("width", "taken"), [(40, True), (63, True), (64, False), (70, False)])
 def test_many_readers_of_one_level(width: int, taken: bool) -> None:
-    """More than attention takes at once, as many as a word has bits, and more. Where the CPU has tiles, it takes fewer."""
+    """More than attention takes at once, and than a word has bits. Where the CPU has tiles, fewer are taken."""
     taken = taken and not (cpu_has_tiles() and width > NEW_WITH_TILES)
     target, draft = draft_of("eagle", torch.float32)
     vocab, shapes = target.identity.vocab_size, (TreeShape(((width,), (1,) * width)), *[TreeShape.full((1,))] * 2)
