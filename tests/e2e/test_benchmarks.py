@@ -231,5 +231,4 @@ def test_training_of_eagle_is_timed_from_each_source_and_its_memory_counted(monk
     }
     assert all(side["median"] > 0 for side in found["response_tokens_per_s"].values())
     assert len(found["added_bytes"]) == 3
-    # A tiny model's step may fit into memory that its process has already.
-    assert all(peak >= 0 for peaks in found["added_bytes"].values() for peak in peaks)
+    assert all(peak > 0 for peaks in found["added_bytes"].values() for peak in peaks)

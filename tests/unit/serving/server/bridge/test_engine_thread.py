@@ -17,7 +17,7 @@ from distillspec.serving.base.requests import SequenceDelta
 from distillspec.serving.server import listening
 from distillspec.serving.server.bridge.request_stream import RequestStream
 
-from ..conftest import Running, Serve, hold, wait_for
+from ..conftest import WAIT_S, Running, Serve, held_at, hold, wait_for
 
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "abc", "max_tokens": 200, "ignore_eos": True, "temperature": 0}
 
@@ -42,11 +42,13 @@ class Client(threading.Thread):
 
 def test_a_reader_that_leaves_ends_its_answer(serve: Serve) -> None:
     running = serve()
-    with running.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as reply:
-        assert next(reply.iter_lines()).startswith("data: {")
-        release = hold(running)
-    wait_for(lambda: running.state.bridge.open_answers == 0)  # while the engine is still busy with a step
-    release.set()
+    body = {**LONG, "stream": True, "speculation": {"trace": True}}  # every token is an event, also without text
+    with held_at(running, 20) as held:
+        with running.http.stream("POST", "/v1/completions", json=body) as reply:
+            lines = reply.iter_lines()  # dropped, it would close the connection
+            assert next(lines).startswith("data: {")
+            assert held.wait(WAIT_S)
+        wait_for(lambda: running.state.bridge.open_answers == 0)  # while the engine is still busy with a step
     assert_left_early(running)
 
 
