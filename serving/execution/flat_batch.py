@@ -119,10 +119,17 @@ def _uploaded(
 
 
 def _upload(columns: Sequence[Ints], device: torch.device) -> list[Tensor]:
-    """Upload all columns in one transfer. Each begins at 16 bytes: for others kernels are compiled anew."""
-    even = [len(column) + len(column) % 2 for column in columns]
-    whole = numpy.zeros(sum(even), dtype=numpy.int64)
-    for column, start in zip(columns, accumulate([0, *even]), strict=False):
-        whole[start : start + len(column)] = column
-    parts = to_device(torch.from_numpy(whole), device).split(even)
-    return [part[: len(column)] for part, column in zip(parts, columns, strict=True)]
+    """Upload all columns in one transfer."""
+    whole, parts = laid_out(columns)
+    held = to_device(torch.from_numpy(whole), device)
+    return [held[part] for part in parts]
+
+
+def laid_out(columns: Sequence[Ints]) -> tuple[Ints, list[slice]]:
+    """Return all columns in one array, and where each is: at 16 bytes, for others kernels are compiled anew."""
+    starts = [0, *accumulate(len(column) + len(column) % 2 for column in columns)]
+    parts = [slice(start, start + len(column)) for start, column in zip(starts, columns, strict=False)]
+    whole = numpy.zeros(starts[-1], dtype=numpy.int64)
+    for part, column in zip(parts, columns, strict=True):
+        whole[part] = column
+    return whole, parts

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 import numpy
 import torch
 from torch import Tensor
@@ -11,7 +9,7 @@ from torch import Tensor
 from distillspec.models.flat_view import FlatView, RowGroup
 from distillspec.models.slot_cache import SlotCache, SlotView
 from distillspec.serving.base.transfer import upload_into
-from distillspec.serving.execution.flat_batch import FlatBatch, upload_table
+from distillspec.serving.execution.flat_batch import FlatBatch, laid_out, upload_table
 from distillspec.serving.execution.host_batch import HostBatch, Ints
 from distillspec.serving.execution.recorded_shapes import PassShape
 
@@ -30,7 +28,7 @@ class PassInputs:
         tokens, rows, rectangle = shape.tokens, shape.rows, shape.rows * shape.width
         spare = cache.max_len
         # Sizes, and what each part holds where nothing is loaded.
-        parts = {
+        sizes = {
             "tokens": (tokens, 0),
             "slots": (tokens, 0),
             "places": (tokens, spare),
@@ -41,14 +39,9 @@ class PassInputs:
             "ends": (rows, spare),
             "order": (rows, 0),
         }
-        # Each part begins at 16 bytes: for others kernels are compiled anew.
-        starts = [0, *accumulate(size + size % 2 for size, _ in parts.values())]
-        self._parts = [slice(start, start + size) for start, (size, _) in zip(starts, parts.values(), strict=False)]
-        self._blank = numpy.zeros(starts[-1], dtype=numpy.int64)
-        for part, (_, value) in zip(self._parts, parts.values(), strict=True):
-            self._blank[part] = value
+        self._blank, self._parts = laid_out([numpy.full(size, value) for size, value in sizes.values()])
         self._held = torch.from_numpy(self._blank).to(device, copy=True)
-        held = dict(zip(parts, [self._held[part] for part in self._parts], strict=True))
+        held = dict(zip(sizes, [self._held[part] for part in self._parts], strict=True))
         self.tokens, self.last, self.ends = held["tokens"][None], held["last"], held["ends"]
         self._slots, self._places, self._back = held["slots"], held["places"], held["back"]
         self._queries, self._rectangle, self._order = held["queries"], held["rectangle"].view(rows, -1), held["order"]
