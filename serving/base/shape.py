@@ -87,6 +87,9 @@ class TreeShape:
         return self if depth >= self.depth else TreeShape(self.levels[:depth])
 
 
+NO_TREE = TreeShape()
+
+
 class PlannedTree(NamedTuple):
     """A tree to be drafted by one source."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from distillspec.serving.base.catch_up import ALONG
-from distillspec.serving.base.rows import RowView
-from distillspec.serving.base.shape import TreeShape
+from distillspec.serving.base.rows import BatchView, RowView
+from distillspec.serving.base.shape import NO_TREE, TreeShape
 from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.step_costs import StepCosts
 
 Speculating = Literal["speculating", "exploring", "hoped", "trial", "within bounds", "bounds out of reach"]
+FEWER = 0.75  # of the rows that plain decoding was decided for, with which it goes on
 Mode = Literal[Speculating, "not worth it", "measuring plain", "nothing to draft for"]
 
 
@@ -34,6 +36,29 @@ class Decision:
     slo_violation: float | None = None  # the worst row's expected time per token over its bound, None without bounds
     usual: float | None = None  # goodput that plans usually promise over plain one, where sources name their nodes
     gain: float | None = None  # of goodput by these sources, None where none was to be weighed
+    prefill_tokens: int = 0  # read in the step whatever is drafted
+    first: Decision | None = field(default=None, repr=False)  # that this one repeats for other rows
+
+    @property
+    def origin(self) -> Decision:
+        """The decision that this one repeats, or itself."""
+        return self.first or self
+
+    def plain_for(self, view: BatchView) -> Decision:
+        """Return this decision for plain decoding, for a step of which some rows are others."""
+        count, costs = len(view.rows), StepCosts(self.latency, len(view.rows), view.prefill_tokens)
+        rows = [row._replace(others=(), likely=None) if row.others or row.likely else row for row in view.rows]
+        seconds = costs.step_s([(row, NO_TREE) for row in rows], 0)
+        return replace(
+            self,
+            lengths=(0,) * count,
+            shapes=(NO_TREE,) * count,
+            rows=tuple(rows),
+            predicted_tokens=float(count),
+            predicted_s=seconds + self.latency.prompts_s(count, view.prefill_tokens),
+            prefill_tokens=view.prefill_tokens,
+            first=self.origin,
+        )
 
     def holds_for(self, rows: Sequence[RowView], most: int) -> bool:
         """Return True for rows that are planned for as these were: their texts alone have grown.
@@ -49,6 +74,16 @@ class Decision:
         if any(length and row.drafted_by_model and row.unread_tokens > ALONG for row, length in own):
             return False
         return len(rows) == len(self.rows) and all(_is_alike(*pair, most) for pair in zip(rows, self.rows, strict=True))
+
+    def stays_plain(self, rows: Sequence[RowView]) -> bool:
+        """Return True for rows that need no new decision for plain decoding: hardly fewer, and most were there before.
+
+        Far fewer rows may be worth speculation, as may requests of another kind. Few beside many others count little.
+        """
+        before = {row.sequence_id for row in self.origin.rows}
+        known = sum([row.sequence_id in before for row in rows])
+        bounded = any(row.max_time_per_token_s for row in rows)
+        return len(rows) >= FEWER * len(before) and 2 * known > len(rows) and not bounded
 
 
 def _is_alike(row: RowView, before: RowView, most: int) -> bool:

@@ -97,20 +97,22 @@ class GoodputController:
         view = self._named.awake(view)
         if (held := self._held_for(view)) is not None:
             return held
-        decision = self._decide_again(view) or self.decide(view)
-        rows = map(RowPlan.of, decision.rows, decision.shapes)
-        return Plan(tuple(rows), decision.predicted_tokens, decision.predicted_s, decision)
+        return _plan_of(self._decide_again(view) or self.decide(view))
 
     def _held_for(self, view: BatchView) -> Plan | None:
         """Return the last step's plan if it is good for this one too."""
         why, policy = self._held.decision(self._steps), self._speculation
-        if why is None or view.prefill_tokens or self.max_time_per_token_s is not None:
+        if why is None or self.max_time_per_token_s is not None:
             return None
-        speculating, waiting = why.mode in ("speculating", "hoped"), why.mode == "not worth it"
+        same = not (view.prefill_tokens or why.prefill_tokens) and why.holds_for(view.rows, self.speculation_length)
+        if why.mode in ("speculating", "hoped"):
+            return self._held.plan if same and policy.speculates and not policy.plain_is_due else None
         named = self._named.used and policy.speculates and any(map(names_nodes, view.rows))
-        waits = waiting and not policy.trial_is_due and not named
-        good = policy.speculates and not policy.plain_is_due if speculating else waits
-        return self._held.plan if good and why.holds_for(view.rows, self.speculation_length) else None
+        if why.mode != "not worth it" or policy.trial_is_due or named:
+            return None
+        if same:
+            return self._held.plan
+        return _plan_of(why.plain_for(view)) if why.stays_plain(view.rows) else None
 
     def _decide_again(self, view: BatchView) -> Decision | None:
         """Decide by the last price list, where rows have sources that name their nodes."""
@@ -203,6 +205,7 @@ class GoodputController:
             slo_violation=excess,
             usual=usual,
             gain=best.gain if named and not second and any(map(names_nodes, view.rows)) else None,
+            prefill_tokens=view.prefill_tokens,
         )
 
     def observe(self, result: StepResult) -> None:
@@ -281,3 +284,8 @@ class GoodputController:
     def _forget_plans(self) -> None:
         self._held.drop()
         self._named.drop()
+
+
+def _plan_of(decision: Decision) -> Plan:
+    rows = map(RowPlan.of, decision.rows, decision.shapes)
+    return Plan(tuple(rows), decision.predicted_tokens, decision.predicted_s, decision)

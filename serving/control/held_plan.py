@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.control.decision import Decision
+from distillspec.serving.control.speculation_policy import TRY_EVERY
 from distillspec.serving.planning.offers import Offer, by_source
 from distillspec.serving.planning.price_list import PriceList
 
@@ -19,6 +20,8 @@ HELD, MOST_HELD = 8, 32  # steps that one plan holds for: at first, and after pl
 # Costs of passes larger than those that are run are never corrected, and late positions seldom tried. So the first plan
 # after so many speculating steps drafts a token more a row.
 EXPLORE_EVERY = 20
+# Steps of a plan without drafted tokens: by then a trial may be due, for which is planned anew.
+PLAIN_HELD = TRY_EVERY
 # Steps of a plan that would pay if acceptance were what it may be. Finding it takes as long as several others.
 HOPED = 4
 
@@ -52,7 +55,7 @@ class HeldPlan:
         return self._unexplored >= EXPLORE_EVERY
 
     def observe(self, result: StepResult, step: int) -> bool:
-        """Note the step of this number. A plan holds on if no prompts were read in it.
+        """Note the step of this number. A plan that speculates holds on if no prompts were read in it.
 
         Where a step is planned for before the one before it has ended, two plans are made in a row, and the first one's
         further steps end after the second one has displaced it.
@@ -60,14 +63,16 @@ class HeldPlan:
         Returns:
             True for the first step of a decision.
         """
-        before, why = None if self.plan is None else self.plan.why, result.plan.why
-        decided = isinstance(why, Decision)
-        if decided:
-            self._unexplored = 0 if why.mode == "exploring" else self._unexplored + (why.mode == "speculating")
-            if why is self._displaced and not result.prefill_tokens:
-                return False
-        self.plan = result.plan if decided and not result.prefill_tokens else None
-        if not decided or why is before:
+        before = None if self.plan is None else self.plan.why.origin
+        if not isinstance(why := result.plan.why, Decision):
+            self.plan = None
+            return False
+        self._unexplored = 0 if why.mode == "exploring" else self._unexplored + (why.mode == "speculating")
+        ends = result.prefill_tokens > 0 and why.mode != "not worth it"
+        if why.origin is self._displaced and not ends:
+            return False
+        self.plan = None if ends else result.plan
+        if why.origin is before:
             return False
         self._displaced = before
         self._renew(why, step)
@@ -100,7 +105,7 @@ class HeldPlan:
 
     def _renew(self, decision: Decision, step: int) -> None:
         if decision.mode != "speculating":
-            self._until = step + (HOPED if decision.mode == "hoped" else HELD)
+            self._until = step + (HOPED if decision.mode == "hoped" else PLAIN_HELD)
             return
         self._held = min(2 * self._held, MOST_HELD) if self._is_alike(decision) else HELD
         self._before, self._until = decision, step + self._held

@@ -14,11 +14,9 @@ from typing import NamedTuple
 import numpy
 
 from distillspec.serving.base.candidates import Candidates
-from distillspec.serving.base.shape import TreeShape
+from distillspec.serving.base.shape import NO_TREE, TreeShape
 from distillspec.serving.costs.drafted import DraftedCosts
 from distillspec.serving.costs.table import Floats
-
-NO_TREE = TreeShape()
 
 
 class Drafted(NamedTuple):

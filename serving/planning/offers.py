@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from distillspec.serving.base.rows import RowView, is_joined
-from distillspec.serving.base.shape import TreeShape
+from distillspec.serving.base.shape import NO_TREE, TreeShape
 from distillspec.serving.costs.chain_batch import Expected
-from distillspec.serving.planning.grown_trees import NO_TREE
 
 
 class Offer(NamedTuple):

@@ -17,7 +17,7 @@ from distillspec.serving.base.shape import chain_shape
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.decision import Decision
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.held_plan import EXPLORE_EVERY, HELD, MOST_HELD, HeldPlan
+from distillspec.serving.control.held_plan import EXPLORE_EVERY, HELD, MOST_HELD, PLAIN_HELD, HeldPlan
 from distillspec.serving.costs.live_latency import LiveLatency, RowWork
 from distillspec.serving.costs.table import CostTable
 
@@ -222,6 +222,62 @@ def test_plain_steps_hold_until_a_trial_is_due() -> None:
     for number in range(40):
         step(controller, view_of(step=number), accepted=0)
     assert controller.decided < 20
+
+
+def plain_for_eight() -> Counted:
+    """A controller that has just decided for eight rows that nothing pays, with no trial in the next steps."""
+    controller = settled(steps=160, accepted=0)
+    while True:
+        controller.decided = 0
+        plan = step(controller, view_of(8), accepted=0)
+        assert isinstance(plan.why, Decision)
+        if controller.decided and plan.why.mode == "not worth it" and not controller.speculation.trial_is_due:
+            controller.decided = 0
+            return controller
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [view_of(7), view_of(9), view_of(8, sequence_id="other"), replace(view_of(8), prefill_tokens=5)],
+    ids=["one fewer", "one more", "another", "prompts"],
+)
+def test_plain_decoding_goes_on_where_little_changes(changed: BatchView) -> None:
+    controller = plain_for_eight()
+    plan = controller.plan(changed)
+    assert controller.decided == 0
+    assert [row.sequence_id for row in plan.rows] == [row.sequence_id for row in changed.rows]
+    assert not any(row.trees for row in plan.rows)
+    assert isinstance(plan.why, Decision)
+    assert plan.predicted_tokens == len(changed.rows)
+    decided = controller.decide(changed)
+    assert decided.mode == "not worth it"
+    assert plan.predicted_s == pytest.approx(decided.predicted_s, rel=1e-3), "prompts included"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        view_of(5),
+        view_of(8, max_time_per_token_s=1.0),
+        BatchView(tuple([row._replace(sequence_id=f"new{n}") for n, row in enumerate(view_of(8).rows)])),
+    ],
+    ids=["far fewer", "a bound", "others"],
+)
+def test_plain_decoding_is_decided_anew_where_much_changes(changed: BatchView) -> None:
+    controller = plain_for_eight()
+    controller.plan(changed)
+    assert controller.decided == 1
+
+
+def test_steps_with_other_rows_do_not_make_plain_decoding_hold_longer() -> None:
+    controller, origins = plain_for_eight(), list[int]()
+    for number in range(4 * PLAIN_HELD):
+        before = controller.decided
+        step(controller, view_of(8, sequence_id=f"other{number}"), accepted=0)
+        origins += [number] if controller.decided > before else []
+    gaps = [after - before for before, after in itertools.pairwise([-1, *origins])]
+    assert max(gaps) <= PLAIN_HELD
+    assert len(origins) <= 8, "with the looks at trials"
 
 
 def test_another_draft_is_planned_for_at_once() -> None:
