@@ -75,15 +75,18 @@ class Decision:
             return False
         return len(rows) == len(self.rows) and all(_is_alike(*pair, most) for pair in zip(rows, self.rows, strict=True))
 
-    def stays_plain(self, rows: Sequence[RowView]) -> bool:
+    def stays_plain(self, view: BatchView) -> bool:
         """Return True for rows that need no new decision for plain decoding: hardly fewer, and most were there before.
 
         Far fewer rows may be worth speculation, as may requests of another kind. Few beside many others count little.
+        What was decided beside prompts says nothing of steps that read none.
         """
-        before = {row.sequence_id for row in self.origin.rows}
+        origin, rows = self.origin, view.rows
+        before = {row.sequence_id for row in origin.rows}
         known = sum([row.sequence_id in before for row in rows])
         bounded = any(row.max_time_per_token_s for row in rows)
-        return len(rows) >= FEWER * len(before) and 2 * known > len(rows) and not bounded
+        alike = len(rows) >= FEWER * len(before) and 2 * known > len(rows) and not bounded
+        return alike and (view.prefill_tokens > 0 or not origin.prefill_tokens)
 
 
 def _is_alike(row: RowView, before: RowView, most: int) -> bool:

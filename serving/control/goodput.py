@@ -112,7 +112,7 @@ class GoodputController:
             return None
         if same:
             return self._held.plan
-        return _plan_of(why.plain_for(view)) if why.stays_plain(view.rows) else None
+        return _plan_of(why.plain_for(view)) if why.stays_plain(view) else None
 
     def _decide_again(self, view: BatchView) -> Decision | None:
         """Decide by the last price list, where rows have sources that name their nodes."""

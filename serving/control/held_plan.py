@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.control.decision import Decision
-from distillspec.serving.control.speculation_policy import TRY_EVERY
 from distillspec.serving.planning.offers import Offer, by_source
 from distillspec.serving.planning.price_list import PriceList
 
@@ -20,8 +19,6 @@ HELD, MOST_HELD = 8, 32  # steps that one plan holds for: at first, and after pl
 # Costs of passes larger than those that are run are never corrected, and late positions seldom tried. So the first plan
 # after so many speculating steps drafts a token more a row.
 EXPLORE_EVERY = 20
-# Steps of a plan without drafted tokens: by then a trial may be due, for which is planned anew.
-PLAIN_HELD = TRY_EVERY
 # Steps of a plan that would pay if acceptance were what it may be. Finding it takes as long as several others.
 HOPED = 4
 
@@ -105,7 +102,7 @@ class HeldPlan:
 
     def _renew(self, decision: Decision, step: int) -> None:
         if decision.mode != "speculating":
-            self._until = step + (HOPED if decision.mode == "hoped" else PLAIN_HELD)
+            self._until = step + (HOPED if decision.mode == "hoped" else HELD)
             return
         self._held = min(2 * self._held, MOST_HELD) if self._is_alike(decision) else HELD
         self._before, self._until = decision, step + self._held

@@ -13,7 +13,7 @@ from distillspec.serving.planning.offers import StepPlan
 from distillspec.serving.planning.price_list import PriceList
 
 PLAIN_EVERY = 100  # speculating steps between two plain ones, which measure the cost of plain decoding
-TRIALS_COST = 0.008  # share of all tokens that trials may lose where speculation does not pay
+TRIALS_COST = 0.004  # share of all tokens that trials may lose where speculation does not pay
 FIRST_TRIAL_COST = 2.0  # plain steps that the first trial of a draft may lose: nothing is known of it yet
 TRY_EVERY = 10  # plain steps between two points where a trial may start
 TRY_LENGTH = 2  # tokens a row drafts in a trial

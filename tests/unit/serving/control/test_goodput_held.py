@@ -17,7 +17,7 @@ from distillspec.serving.base.shape import chain_shape
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.decision import Decision
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.held_plan import EXPLORE_EVERY, HELD, MOST_HELD, PLAIN_HELD, HeldPlan
+from distillspec.serving.control.held_plan import EXPLORE_EVERY, HELD, MOST_HELD, HeldPlan
 from distillspec.serving.costs.live_latency import LiveLatency, RowWork
 from distillspec.serving.costs.table import CostTable
 
@@ -224,12 +224,12 @@ def test_plain_steps_hold_until_a_trial_is_due() -> None:
     assert controller.decided < 20
 
 
-def plain_for_eight() -> Counted:
-    """A controller that has just decided for eight rows that nothing pays, with no trial in the next steps."""
+def plain_for_eight(prefill_tokens: int = 0) -> Counted:
+    """A controller that has just decided for eight rows that nothing pays, with no trial in the next step."""
     controller = settled(steps=160, accepted=0)
     while True:
         controller.decided = 0
-        plan = step(controller, view_of(8), accepted=0)
+        plan = step(controller, replace(view_of(8), prefill_tokens=prefill_tokens), accepted=0)
         assert isinstance(plan.why, Decision)
         if controller.decided and plan.why.mode == "not worth it" and not controller.speculation.trial_is_due:
             controller.decided = 0
@@ -269,15 +269,23 @@ def test_plain_decoding_is_decided_anew_where_much_changes(changed: BatchView) -
     assert controller.decided == 1
 
 
+def test_plain_decoding_beside_prompts_is_decided_anew_without_them() -> None:
+    controller = plain_for_eight(64)
+    controller.plan(replace(view_of(8), prefill_tokens=3))
+    assert controller.decided == 0
+    controller.plan(view_of(8))
+    assert controller.decided == 1
+
+
 def test_steps_with_other_rows_do_not_make_plain_decoding_hold_longer() -> None:
     controller, origins = plain_for_eight(), list[int]()
-    for number in range(4 * PLAIN_HELD):
+    for number in range(4 * HELD):
         before = controller.decided
         step(controller, view_of(8, sequence_id=f"other{number}"), accepted=0)
         origins += [number] if controller.decided > before else []
     gaps = [after - before for before, after in itertools.pairwise([-1, *origins])]
-    assert max(gaps) <= PLAIN_HELD
-    assert len(origins) <= 8, "with the looks at trials"
+    assert max(gaps) <= HELD
+    assert len(origins) <= 8, "looks at trials included"
 
 
 def test_another_draft_is_planned_for_at_once() -> None:
