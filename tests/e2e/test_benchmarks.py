@@ -162,6 +162,26 @@ def test_the_controllers_benchmark_times_chains_trees_and_named_nodes(
     assert found["met"]["share"]["measured"].keys() >= {"goodput", "goodput beside n-grams"}
 
 
+def test_parts_of_steps_are_timed_at_a_fixed_length_and_by_goodput(
+    load_words: str, tmp_path: Path, written: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = f"--target tiny --draft {tmp_path / 'draft'} --prompts {tmp_path / 'chat.jsonl'} --rounds 1 --batches 1 2"
+    run("engine.py", f"{words} --sections steps", monkeypatch)
+    found = written["engine_steps"]
+    assert found["batch"].keys() == {"1", "2"}
+    for sides in found["batch"].values():
+        assert sides.keys() == {"fixed", "goodput"}
+        for own in sides["fixed"].values():
+            assert own["drafted_tokens"] == found["speculation_length"]
+        for own in (own for kinds in sides.values() for own in kinds.values()):
+            ms = own["median_ms"]
+            assert 0 < ms["lengths"] < ms["own work"] < ms["step"]
+    assert found["met"].keys() == {"1"}, "there are no goals for two rows"
+    for side, met in found["met"]["1"].items():
+        spent = {kind: own["median_ms"]["own work"] for kind, own in found["batch"]["1"][side].items()}
+        assert met == {kind: ms <= found["goals_ms"]["1"][kind] for kind, ms in spent.items()}
+
+
 def test_the_trees_benchmark_compares_named_shapes_on_several_files(
     written: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
