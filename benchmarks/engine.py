@@ -31,6 +31,7 @@ from scaling import scaling
 from sides import (
     NEW_TOKENS,
     alternating_seconds,
+    answers,
     generate,
     greedy,
     hf_generate,
@@ -160,7 +161,8 @@ def _against_plain(
 
     Args:
         default: another engine, which chooses by itself. Its ratio is to its own plain decoding: an engine's weights
-            lie in pages of its own, whose speed differs by some percent.
+            lie in pages of its own, whose speed differs by some percent. Sides are tenants: n-grams must not learn an
+            answer from the side before.
     """
     params = SamplingParams(temperature=options.temperature, max_tokens=NEW_TOKENS, ignore_eos=True)
     controllers: dict[str, LengthController] = {str(k): FixedLength(k) for k in lengths}
@@ -175,7 +177,7 @@ def _against_plain(
 
     def under(name: str) -> int:
         sides[name].use()
-        outputs = sides[name].engine.generate(next(turns[name]), params)
+        outputs = answers(sides[name].engine, next(turns[name]), params, tenant=name)
         steps[name].append(sum(output.stats.steps for output in outputs))
         return sum(len(output.token_ids) for output in outputs)
 

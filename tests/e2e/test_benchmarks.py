@@ -162,6 +162,38 @@ def test_the_controllers_benchmark_times_chains_trees_and_named_nodes(
     assert found["met"]["share"]["measured"].keys() >= {"goodput", "goodput beside n-grams"}
 
 
+def test_a_tenants_n_grams_know_its_own_answers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    sides = importlib.import_module("sides")
+    settings = {"proposer": "ngram", "speculation_length": 3}
+    engine = sides.make_engine(
+        argparse.Namespace(compile=False), load_target(TargetConfig(path="tiny")), None, 1, **settings
+    )
+    asked = [list(range(40, 60))], sides.greedy(40)
+    first, again, other = (sides.answers(engine, *asked, tenant)[0].stats.accepted for tenant in ("a", "a", "b"))
+    engine.close()
+    assert again > first == other
+
+
+def test_no_side_of_the_speculation_benchmark_answers_for_another_ones_tenant(
+    load_words: str, tmp_path: Path, written: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the n-grams of one side would know the answers that another one has written."""
+    sides, controllers = importlib.import_module("sides"), dict[tuple[Any, str], set[int]]()
+
+    def noted(engine: Any, texts: Any, params: Any, tenant: str = "default") -> Any:
+        controllers.setdefault((engine, tenant), set()).add(id(engine.controller))
+        return answers(engine, texts, params, tenant)
+
+    answers = sides.answers
+    monkeypatch.setattr(sides, "answers", noted)
+    monkeypatch.setattr(sides, "NEW_TOKENS", 8)
+    words = f"--target tiny --draft {tmp_path / 'draft'} --prompts {tmp_path / 'chat.jsonl'} --rounds 1 --batches 1"
+    run("engine.py", f"{words} --sections speculation", monkeypatch)
+    assert len(controllers) == len(written["engine_speculation"]["batch"]["1"]["sides"]) == 8
+    assert all(len(used) == 1 for used in controllers.values())
+
+
 def test_parts_of_steps_are_timed_at_a_fixed_length_and_by_goodput(
     load_words: str, tmp_path: Path, written: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
