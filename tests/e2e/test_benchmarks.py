@@ -100,6 +100,39 @@ def test_the_goodput_benchmark_judges_every_load(
     assert (tmp_path / "goodput_sweep.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_weak_draft_is_compared_in_fresh_engines_from_their_first_answers_on(
+    load_words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weak_draft = importlib.import_module("weak_draft")
+    monkeypatch.setattr(weak_draft, "TOKENS", 12)
+    monkeypatch.setattr(weak_draft, "NEAR", 1.0)  # the first strength of noise is taken
+    run("goodput.py", f"{load_words} --engines 2 --sections weak", monkeypatch)
+    found = json.loads((tmp_path / "goodput_weak.json").read_text())
+    assert found["draft"]["noise"] == 0.5
+    sides = {"none", "fixed-1", "goodput", "default", "default, nothing drafted"}
+    assert [{name: len(own) for name, own in rates.items()} for rates in found["rates"]] == [
+        dict.fromkeys(sides, 4)
+    ] * 2
+    for name, plain in (("fixed-1", "none"), ("goodput", "none"), ("default", "default, nothing drafted")):
+        firsts = [rates[name][0] / rates[plain][0] for rates in found["rates"]]
+        assert found["over_none"][name]["first"]["mean"] == pytest.approx(sum(firsts) / 2)
+    for name, met in found["met"].items():
+        for which, own in met.items():
+            over = found["over_none"][name][which]
+            assert own == (over["mean"] >= found["goals"]["mean"] and over["low"] >= found["goals"]["low"])
+
+
+def test_noise_is_added_until_a_draft_accepts_as_little_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    weak_draft = importlib.import_module("weak_draft")
+    monkeypatch.setattr(weak_draft, "noisy", lambda path, target, noise: noise)
+    monkeypatch.setattr(weak_draft, "acceptance", lambda options, target, noise, texts: 0.6 * (1 - noise) ** 2)
+    noise, alpha = weak_draft.noise_for(argparse.Namespace(draft="", alpha=0.3), None, [])
+    assert alpha == 0.6 * (1 - noise) ** 2 == pytest.approx(0.3, abs=weak_draft.NEAR)
+    with pytest.raises(SystemExit, match=r"accepts 0.600 without noise"):
+        weak_draft.noise_for(argparse.Namespace(draft="", alpha=0.7), None, [])
+
+
 def test_the_acceptance_benchmark_reads_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three seconds of the preset on the tiny target."""
     rows = [{"prompt": f"What is {i} plus {i + 1}?"} for i in range(20)]
