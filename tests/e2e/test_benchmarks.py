@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import runpy
+import statistics
 import subprocess
 import sys
 from itertools import count
@@ -75,10 +76,10 @@ def run(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_fidelity_benchmark_simulates_the_load_that_it_ran(
     load_words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = "--speculation-length 2 --loads 0.3 --profile-rounds 3 --policies none fixed-2 --own-time"
+    small = "--speculation-length 2 --loads 0.3 --profile-rounds 3 --policies none fixed-2 goodput --own-time"
     run("fidelity.py", f"{load_words} {small}", monkeypatch)
     found = json.loads((tmp_path / "fidelity.json").read_text())
-    plain, drafted = found["runs"]
+    plain, drafted, _ = found["runs"]
     assert plain["requests"] == drafted["requests"] > 0
     for one in found["runs"]:
         assert 0.1 < one["ratio"] < 10
@@ -86,6 +87,19 @@ def test_the_fidelity_benchmark_simulates_the_load_that_it_ran(
     # The same acceptance and fixed lengths: the same tokens drafted, whatever the steps took.
     assert drafted["live"]["tokens"] == drafted["simulated"]["tokens"]
     assert "speculating" in drafted["simulated"]
+    kinds = [
+        (one["live"][kind], one["simulated"][kind])
+        for one in found["runs"]
+        for kind in ("plain", "speculating", "with prompts")
+        if kind in one["live"] and kind in one["simulated"]
+    ]
+    took = [[sum(own[f"{part}_ms"] for part in ("draft", "target", "rest")) for own in both] for both in kinds]
+    errors, goal = found["step_time_error"], found["goals"]["step_time_error"]
+    simulated = statistics.median(abs(simulated_ms / live_ms - 1) for live_ms, simulated_ms in took)
+    assert errors["simulated"] == {f"{plain['rate']:.3f}": pytest.approx(simulated), "all": pytest.approx(simulated)}
+    assert errors["live"].keys() == errors["simulated"].keys()
+    for side, own in errors.items():
+        assert found["met"][f"step_time_error, {side}"] == (max(own.values()) <= goal)
     for picture in ("fidelity.png", "fidelity_profile.png"):
         assert (tmp_path / picture).read_bytes()[:4] == b"\x89PNG"
 
