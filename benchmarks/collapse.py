@@ -124,12 +124,12 @@ def make_versions(folder: Path, options: argparse.Namespace) -> list[str]:
 
 
 @torch.no_grad()
-def spoil(draft: LanguageModel, seed: int) -> None:
-    """Add noise to each of the layers' weights, as large as they are."""
+def spoil(draft: LanguageModel, seed: int, noise: float = NOISE) -> None:
+    """Add noise to each of the layers' weights, of so many standard deviations of its tensor."""
     generator = torch.Generator().manual_seed(seed)
     for weight in draft.decoder.layers.parameters():
-        noise = torch.randn(weight.shape, generator=generator)
-        weight += (NOISE * weight.float().std() * noise).to(weight.dtype)
+        drawn = torch.randn(weight.shape, generator=generator)
+        weight += (noise * weight.float().std() * drawn).to(weight.dtype)
 
 
 def main() -> int:

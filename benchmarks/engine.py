@@ -8,7 +8,7 @@ speculation   a draft, and prompt lookup on summaries, against the same engine w
               an engine with default proposers, shapes and lengths ("default": n-grams beside it, trees, goodput)
 verify        passes of the target over 8 rows of one or five tokens, beside their linear products alone
 overhead      what verdicts of 8 rows × 5 positions of logits take
-steps         where the time of whole steps with a draft goes, as a table
+steps         where the time of whole steps with a draft goes, at a fixed length and by goodput, as tables
 scaling       batch sizes and prompt lengths, as curves
 
 Each section writes `results/engine_SECTION.json`. Both sides of a comparison take turns, and the ratio is the
@@ -27,12 +27,11 @@ from typing import Any
 import torch
 from bandwidth import read_share
 from common import write_result
-from rich.console import Console
-from rich.table import Table
 from scaling import scaling
 from sides import (
     NEW_TOKENS,
     alternating_seconds,
+    answers,
     generate,
     greedy,
     hf_generate,
@@ -41,7 +40,7 @@ from sides import (
     ragged,
     read_prompts,
 )
-from stopwatch import Stopwatch
+from step_parts import steps
 from turns import Side
 from verification import verify
 
@@ -162,7 +161,8 @@ def _against_plain(
 
     Args:
         default: another engine, which chooses by itself. Its ratio is to its own plain decoding: an engine's weights
-            lie in pages of its own, whose speed differs by some percent.
+            lie in pages of its own, whose speed differs by some percent. Sides are tenants: n-grams must not learn an
+            answer from the side before.
     """
     params = SamplingParams(temperature=options.temperature, max_tokens=NEW_TOKENS, ignore_eos=True)
     controllers: dict[str, LengthController] = {str(k): FixedLength(k) for k in lengths}
@@ -177,7 +177,7 @@ def _against_plain(
 
     def under(name: str) -> int:
         sides[name].use()
-        outputs = sides[name].engine.generate(next(turns[name]), params)
+        outputs = answers(sides[name].engine, next(turns[name]), params, tenant=name)
         steps[name].append(sum(output.stats.steps for output in outputs))
         return sum(len(output.token_ids) for output in outputs)
 
@@ -228,30 +228,6 @@ def overhead(options: argparse.Namespace, target: LanguageModel) -> dict[str, An
     return {"median_ms": medians, "goals_ms": GOALS["overhead"], "met": met}
 
 
-def steps(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
-    """Time the parts of whole steps: 8 requests in the middle of answers, four drafted tokens each, ms a step."""
-    draft = load_draft(options.draft, target)
-    prompts = read_prompts(options.prompts, target, 8)
-    found: dict[str, dict[str, float]] = {}
-    for name, params in {
-        "greedy": greedy(64),
-        "temperature 1": SamplingParams(temperature=1.0, max_tokens=64, ignore_eos=True),
-        "top-p 0.95": SamplingParams(temperature=1.0, top_p=0.95, max_tokens=64, ignore_eos=True),
-    }.items():
-        engine = make_engine(options, target, draft, 8, speculation_length=4)
-        for i, prompt in enumerate(prompts):
-            engine.submit(Request(str(i), tuple(prompt), params))
-        watch = Stopwatch(engine)
-        rounds = [watch.step() for _ in range(6 + 3 * options.rounds)][6:]  # prompts are read, numbers are warm
-        found[name] = {part: 1e3 * statistics.median(r[part] for r in rounds) for part in rounds[0]}
-        engine.close()
-    table = Table("ms a step", *found)
-    for part in next(iter(found.values())):
-        table.add_row(part, *(f"{found[name][part]:.2f}" for name in found))
-    Console().print(table)
-    return {"median_ms": found}
-
-
 @torch.inference_mode()
 def _real_logits(options: argparse.Namespace, target: LanguageModel, rows: int) -> torch.Tensor:
     """The target's logits at the last places of some prompts, `[rows, V]`."""
@@ -271,7 +247,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="of plain and speculation")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="of plain, speculation and steps")
     parser.add_argument("--temperature", type=float, default=0.0, help="of speculation")
     parser.add_argument("--compile", action="store_true", help="compile passes first")
     parser.add_argument("--sections", default="plain,ragged,verify,overhead,speculation,scaling")

@@ -97,6 +97,45 @@ def figures_of(cell: Cell) -> dict[str, Any]:
     }
 
 
+def step_time_errors(cells: Sequence[Cell]) -> dict[str, dict[str, float]]:
+    """Return the median relative error of whole steps' times by load, and over all loads.
+
+    Returns:
+        `live`: of the controllers' predictions for each decoding step, if any of them predicts. `simulated`: of a
+        simulated step's mean time against the live one's, by policy and kind of step.
+    """
+    found: dict[str, dict[str, list[float]]] = {"live": {}, "simulated": {}}
+    for cell in cells:
+        rate = f"{cell.rate:.3f}"
+        found["live"].setdefault(rate, []).extend(_mispredicted(cell))
+        found["simulated"].setdefault(rate, []).extend(_simulated_wrongly(cell))
+    for own in found.values():
+        own["all"] = [error for errors in own.values() for error in errors]
+    return {
+        side: {rate: float(numpy.median(errors)) for rate, errors in own.items()}
+        for side, own in found.items()
+        if all(own.values())
+    }
+
+
+def _mispredicted(cell: Cell) -> list[float]:
+    """Return the relative errors of predicted steps. Steps that read prompts are not predicted."""
+    steps = [step for seen in cell.seen for step in seen.steps if not step.prefill_tokens]
+    return [abs(step.plan.predicted_s / step.total_s - 1) for step in steps if step.plan.predicted_s is not None]
+
+
+def _simulated_wrongly(cell: Cell) -> list[float]:
+    """Return the relative errors of the mean times of steps, by kind, of those that both sides took."""
+    live = _parts([step for seen in cell.seen for step in seen.steps])
+    simulated = _parts([step for imitated in cell.imitated for step in imitated.steps])
+    kinds = [kind for kind in live if kind in simulated and kind != "tokens"]
+    return [abs(_step_ms(simulated[kind]) / _step_ms(live[kind]) - 1) for kind in kinds]
+
+
+def _step_ms(parts: Mapping[str, float]) -> float:
+    return parts["draft_ms"] + parts["target_ms"] + parts["rest_ms"]
+
+
 def _parts(results: Sequence[StepResult]) -> dict[str, Any]:
     """Return milliseconds a step of each part, by kind of step."""
     kinds: Mapping[str, Callable[[StepResult], bool]] = {

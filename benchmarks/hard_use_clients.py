@@ -65,7 +65,7 @@ def admin_bodies(versions: Sequence[str]) -> Bodies:
     return (
         *((f"/admin/drafts/{what}", {"draft": version}) for what in ("load", "promote") for version in versions),
         ("/admin/drafts/rollback", {}),
-        ("/admin/controller", {"policy": "fixed", "max_length": 2}),
+        ("/admin/controller", {"policy": "fixed", "speculation_length": 2}),
         *((f"/admin/online/{what}", {}) for what in ("pause", "resume", "trigger")),
         *(("/admin/replay/exclude", {"tenant": "default", "excluded": excluded}) for excluded in (True, False)),
         ("/admin/replay/delete", {"tenant": "default"}),

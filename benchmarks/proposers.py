@@ -82,8 +82,11 @@ def main() -> None:
 def _rates(
     engines: Mapping[str, Engine], prompts: Sequence[Sequence[int]], batch: int, params: SamplingParams
 ) -> dict[str, list[float]]:
-    """Return the tokens a second of each engine by round, without the round that warms up."""
-    chance, each = random.Random(0), max(ALIKE, batch)
+    """Return the tokens a second of each engine by round, without the round that warms up.
+
+    Batches are tenants: n-grams must not know the answers that an earlier batch has written.
+    """
+    chance, each, tenant = random.Random(0), max(ALIKE, batch), f"batch {batch}"
     rates: dict[str, list[float]] = {name: [] for name in engines}
     for engine in engines.values():
         generate(engine, prompts[:batch], greedy(32))
@@ -92,7 +95,7 @@ def _rates(
         for name in chance.sample(list(engines), len(engines)):
 
             def answers(engine: Engine = engines[name], groups: list[Any] = groups) -> int:
-                return sum(generate(engine, group, params) for group in groups)
+                return sum(generate(engine, group, params, tenant) for group in groups)
 
             rates[name].append(rate_of(answers))
     return rates

@@ -16,7 +16,7 @@ from distillspec.config import DataConfig
 from distillspec.data.chat import render_prompt
 from distillspec.data.prompts import prompt_key, read_rows
 from distillspec.models import LanguageModel
-from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving import Engine, EngineSettings, Request, RequestOutput, SamplingParams
 
 NEW_TOKENS = 128
 
@@ -36,9 +36,20 @@ def greedy(tokens: int = NEW_TOKENS) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
 
 
-def generate(engine: Engine, texts: Sequence[Sequence[int]], params: SamplingParams) -> int:
+def answers(
+    engine: Engine, texts: Sequence[Sequence[int]], params: SamplingParams, tenant: str = "default"
+) -> list[RequestOutput]:
+    """Answer all texts, in order, for a tenant: n-grams and suffixes know what was written for the same one alone."""
+    requests = [Request(str(row), tuple(text), params, tenant=tenant) for row, text in enumerate(texts)]
+    for request in requests:
+        engine.submit(request)
+    done = engine.run_until_done([request.id for request in requests])
+    return [done[request.id] for request in requests]
+
+
+def generate(engine: Engine, texts: Sequence[Sequence[int]], params: SamplingParams, tenant: str = "default") -> int:
     """Answer all texts and return the number of tokens written."""
-    return sum(len(output.token_ids) for output in engine.generate(list(texts), params))
+    return sum(len(output.token_ids) for output in answers(engine, texts, params, tenant))
 
 
 def hf_generate(target: LanguageModel, texts: Sequence[Sequence[int]]) -> int:

@@ -41,7 +41,7 @@ class SamplingParams:
         bad_word_ids: the same as token ids.
         allowed_token_ids: nothing else may be written.
         speculate: False never drafts for this request.
-        max_speculation: at most so many levels of drafted tokens a step. Trees may have several tokens a level.
+        speculation_length: at most so many levels of drafted tokens a step. Trees may have several tokens a level.
         require_exact: refuse the request where the engine's verification is lossy.
 
     Raises:
@@ -68,7 +68,7 @@ class SamplingParams:
     bad_word_ids: Sequence[Sequence[int]] = ()
     allowed_token_ids: Sequence[int] | None = None
     speculate: bool = True
-    max_speculation: int | None = None
+    speculation_length: int | None = None
     require_exact: bool = False
 
     def __post_init__(self) -> None:
@@ -149,8 +149,8 @@ class SamplingParams:
         _require(self.n >= 1, f"n={self.n} must be at least 1")
         count = self.logprobs
         _require(count is None or 0 <= count <= MAX_LOGPROBS, f"logprobs={count} must be between 0 and {MAX_LOGPROBS}")
-        length = self.max_speculation
-        _require(length is None or length >= 0, f"max_speculation={length} must be at least 0")
+        length = self.speculation_length
+        _require(length is None or length >= 0, f"speculation_length={length} must be at least 0")
         seed = self.seed
         _require(seed is None or 0 <= seed < SEED_LIMIT, f"seed={seed} must be between 0 and 2**63 - 1")
 

@@ -97,7 +97,7 @@ def speculation_limit(sequence: SequenceState, limits: Limits) -> int:
     if not params.speculate or not sequence.speculates:
         return 0
     room = min(sequence.prompt_length + sequence.max_output, limits.max_len) - len(sequence.tokens) - 1
-    return max(0, room if params.max_speculation is None else min(room, params.max_speculation))
+    return max(0, room if params.speculation_length is None else min(room, params.speculation_length))
 
 
 def most_admitted(

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import runpy
+import statistics
 import subprocess
 import sys
 from itertools import count
@@ -75,10 +76,10 @@ def run(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_fidelity_benchmark_simulates_the_load_that_it_ran(
     load_words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = "--speculation-length 2 --loads 0.3 --profile-rounds 3 --policies none fixed-2 --own-time"
+    small = "--speculation-length 2 --loads 0.3 --profile-rounds 3 --policies none fixed-2 goodput --own-time"
     run("fidelity.py", f"{load_words} {small}", monkeypatch)
     found = json.loads((tmp_path / "fidelity.json").read_text())
-    plain, drafted = found["runs"]
+    plain, drafted, _ = found["runs"]
     assert plain["requests"] == drafted["requests"] > 0
     for one in found["runs"]:
         assert 0.1 < one["ratio"] < 10
@@ -86,6 +87,19 @@ def test_the_fidelity_benchmark_simulates_the_load_that_it_ran(
     # The same acceptance and fixed lengths: the same tokens drafted, whatever the steps took.
     assert drafted["live"]["tokens"] == drafted["simulated"]["tokens"]
     assert "speculating" in drafted["simulated"]
+    kinds = [
+        (one["live"][kind], one["simulated"][kind])
+        for one in found["runs"]
+        for kind in ("plain", "speculating", "with prompts")
+        if kind in one["live"] and kind in one["simulated"]
+    ]
+    took = [[sum(own[f"{part}_ms"] for part in ("draft", "target", "rest")) for own in both] for both in kinds]
+    errors, goal = found["step_time_error"], found["goals"]["step_time_error"]
+    simulated = statistics.median(abs(simulated_ms / live_ms - 1) for live_ms, simulated_ms in took)
+    assert errors["simulated"] == {f"{plain['rate']:.3f}": pytest.approx(simulated), "all": pytest.approx(simulated)}
+    assert errors["live"].keys() == errors["simulated"].keys()
+    for side, own in errors.items():
+        assert found["met"][f"step_time_error, {side}"] == (max(own.values()) <= goal)
     for picture in ("fidelity.png", "fidelity_profile.png"):
         assert (tmp_path / picture).read_bytes()[:4] == b"\x89PNG"
 
@@ -98,6 +112,39 @@ def test_the_goodput_benchmark_judges_every_load(
     assert found["loads"]["0.3"]["goodput_against"].keys() == {"none", "fixed-1", "fixed-2"}
     assert found["against_best_fixed"] == min(found["over_all_loads"].values()) > 0
     assert (tmp_path / "goodput_sweep.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_weak_draft_is_compared_in_fresh_engines_from_their_first_answers_on(
+    load_words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weak_draft = importlib.import_module("weak_draft")
+    monkeypatch.setattr(weak_draft, "TOKENS", 12)
+    monkeypatch.setattr(weak_draft, "NEAR", 1.0)  # the first strength of noise is taken
+    run("goodput.py", f"{load_words} --engines 2 --sections weak", monkeypatch)
+    found = json.loads((tmp_path / "goodput_weak.json").read_text())
+    assert found["draft"]["noise"] == 0.5
+    sides = {"none", "fixed-1", "goodput", "default", "default, nothing drafted"}
+    assert [{name: len(own) for name, own in rates.items()} for rates in found["rates"]] == [
+        dict.fromkeys(sides, 4)
+    ] * 2
+    for name, plain in (("fixed-1", "none"), ("goodput", "none"), ("default", "default, nothing drafted")):
+        firsts = [rates[name][0] / rates[plain][0] for rates in found["rates"]]
+        assert found["over_none"][name]["first"]["mean"] == pytest.approx(sum(firsts) / 2)
+    for name, met in found["met"].items():
+        for which, own in met.items():
+            over = found["over_none"][name][which]
+            assert own == (over["mean"] >= found["goals"]["mean"] and over["low"] >= found["goals"]["low"])
+
+
+def test_noise_is_added_until_a_draft_accepts_as_little_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    weak_draft = importlib.import_module("weak_draft")
+    monkeypatch.setattr(weak_draft, "noisy", lambda path, target, noise: noise)
+    monkeypatch.setattr(weak_draft, "acceptance", lambda options, target, noise, texts: 0.6 * (1 - noise) ** 2)
+    noise, alpha = weak_draft.noise_for(argparse.Namespace(draft="", alpha=0.3), None, [])
+    assert alpha == 0.6 * (1 - noise) ** 2 == pytest.approx(0.3, abs=weak_draft.NEAR)
+    with pytest.raises(SystemExit, match=r"accepts 0.600 without noise"):
+        weak_draft.noise_for(argparse.Namespace(draft="", alpha=0.7), None, [])
 
 
 def test_the_acceptance_benchmark_reads_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +207,58 @@ def test_the_controllers_benchmark_times_chains_trees_and_named_nodes(
             assert 0 < one["total_us"] == pytest.approx(one["share"] * one["step_us"], rel=0.02)
     assert found["met"]["us"].keys() == {"1"}, "64 rows were not timed"
     assert found["met"]["share"]["measured"].keys() >= {"goodput", "goodput beside n-grams"}
+
+
+def test_a_tenants_n_grams_know_its_own_answers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    sides = importlib.import_module("sides")
+    settings = {"proposer": "ngram", "speculation_length": 3}
+    engine = sides.make_engine(
+        argparse.Namespace(compile=False), load_target(TargetConfig(path="tiny")), None, 1, **settings
+    )
+    asked = [list(range(40, 60))], sides.greedy(40)
+    first, again, other = (sides.answers(engine, *asked, tenant)[0].stats.accepted for tenant in ("a", "a", "b"))
+    engine.close()
+    assert again > first == other
+
+
+def test_no_side_of_the_speculation_benchmark_answers_for_another_ones_tenant(
+    load_words: str, tmp_path: Path, written: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the n-grams of one side would know the answers that another one has written."""
+    sides, controllers = importlib.import_module("sides"), dict[tuple[Any, str], set[int]]()
+
+    def noted(engine: Any, texts: Any, params: Any, tenant: str = "default") -> Any:
+        controllers.setdefault((engine, tenant), set()).add(id(engine.controller))
+        return answers(engine, texts, params, tenant)
+
+    answers = sides.answers
+    monkeypatch.setattr(sides, "answers", noted)
+    monkeypatch.setattr(sides, "NEW_TOKENS", 8)
+    words = f"--target tiny --draft {tmp_path / 'draft'} --prompts {tmp_path / 'chat.jsonl'} --rounds 1 --batches 1"
+    run("engine.py", f"{words} --sections speculation", monkeypatch)
+    assert len(controllers) == len(written["engine_speculation"]["batch"]["1"]["sides"]) == 8
+    assert all(len(used) == 1 for used in controllers.values())
+
+
+def test_parts_of_steps_are_timed_at_a_fixed_length_and_by_goodput(
+    load_words: str, tmp_path: Path, written: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = f"--target tiny --draft {tmp_path / 'draft'} --prompts {tmp_path / 'chat.jsonl'} --rounds 1 --batches 1 2"
+    run("engine.py", f"{words} --sections steps", monkeypatch)
+    found = written["engine_steps"]
+    assert found["batch"].keys() == {"1", "2"}
+    for sides in found["batch"].values():
+        assert sides.keys() == {"fixed", "goodput"}
+        for own in sides["fixed"].values():
+            assert own["drafted_tokens"] == found["speculation_length"]
+        for own in (own for kinds in sides.values() for own in kinds.values()):
+            ms = own["median_ms"]
+            assert 0 < ms["lengths"] < ms["own work"] < ms["step"]
+    assert found["met"].keys() == {"1"}, "there are no goals for two rows"
+    for side, met in found["met"]["1"].items():
+        spent = {kind: own["median_ms"]["own work"] for kind, own in found["batch"]["1"][side].items()}
+        assert met == {kind: ms <= found["goals_ms"]["1"][kind] for kind, ms in spent.items()}
 
 
 def test_the_trees_benchmark_compares_named_shapes_on_several_files(

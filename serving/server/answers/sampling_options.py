@@ -49,7 +49,7 @@ def _params(body: GenerationBody, **own: Any) -> SamplingParams:
             **given,
             **own,
             speculate=speculation.enabled,
-            max_speculation=speculation.max_length,
+            speculation_length=speculation.speculation_length,
             require_exact=speculation.require_exact,
         )
     except ConfigError as error:

@@ -16,10 +16,14 @@ Policy = Literal["engine", "fixed", "off"]
 
 @dataclass(frozen=True)
 class LengthOverride:
-    """An operator's choice: the engine's own controller, one fixed length, or no speculation, and a bound."""
+    """An operator's choice: the engine's own controller, one fixed length, or no speculation, and a bound.
+
+    Args:
+        speculation_length: the bound, and the length where it is fixed. None: the engine's own.
+    """
 
     policy: Policy = "engine"
-    max_length: int | None = None
+    speculation_length: int | None = None
 
 
 class AdjustableController(WrappedController):
@@ -43,8 +47,5 @@ class AdjustableController(WrappedController):
     def _bound(self, override: LengthOverride) -> int:
         if override.policy == "off":
             return 0
-        return (
-            self.speculation_length
-            if override.max_length is None
-            else min(self.speculation_length, override.max_length)
-        )
+        given = override.speculation_length
+        return self.speculation_length if given is None else min(self.speculation_length, given)

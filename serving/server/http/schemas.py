@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from distillspec.config.serving import MOST_N, MOST_PROMPTS
 from distillspec.serving.base.params import LEAST_REPETITION, MOST_REPETITION
@@ -18,6 +18,15 @@ Ids = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(fail_fast=T
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 BadWord = Annotated[str, Field(min_length=1, max_length=128)]
 Note = Annotated[str, Field(max_length=512)]
+SpeculationLength = Annotated[
+    int | None,
+    Field(
+        ge=0,
+        le=1024,
+        validation_alias=AliasChoices("speculation_length", "max_length"),
+        description="At most so many levels of drafted tokens a step. `max_length`, its earlier name, is taken too.",
+    ),
+]
 
 
 class Body(BaseModel):
@@ -30,7 +39,7 @@ class SpeculationOptions(Body):
     """Options for speculation in one request, and for what is done with its answer."""
 
     enabled: bool = True
-    max_length: int | None = Field(default=None, ge=0, le=1024)  # levels of drafted tokens a step
+    speculation_length: SpeculationLength = None
     draft: str | None = Field(default=None, max_length=200)  # the draft in use must be this version
     max_time_per_token_s: float | None = Field(default=None, gt=0, le=3600)  # a limit for the goodput controller
     log: bool = True  # False: never recorded for online adaptation
@@ -221,7 +230,7 @@ class ControllerBody(Body):
     """PATCH /admin/controller. Omitted fields stay as they are."""
 
     policy: Literal["engine", "fixed", "off"] | None = None
-    max_length: int | None = Field(default=None, ge=0, le=1024)
+    speculation_length: SpeculationLength = None
 
     @field_validator("policy")
     @classmethod

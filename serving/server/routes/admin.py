@@ -81,9 +81,9 @@ async def set_controller(
 ) -> dict[str, Any]:
     """Change the policy or the bound from the next step on."""
     state = app_state_of(request)
-    speculation_length = state.controller.speculation_length
-    if body.max_length is not None and body.max_length > speculation_length:
-        raise bad_request(f"max_length={body.max_length} is above the engine's {speculation_length}", "max_length")
+    length, most = body.speculation_length, state.controller.speculation_length
+    if length is not None and length > most:
+        raise bad_request(f"speculation_length={length} is above the engine's {most}", "speculation_length")
     given = {name: getattr(body, name) for name in body.model_fields_set}
     state.controller.override = dataclasses.replace(state.controller.override, **given)
     return _controller(state)
@@ -220,9 +220,9 @@ def _controller(state: AppState) -> dict[str, Any]:
     override: LengthOverride = state.controller.override
     return {
         "policy": override.policy,
-        "max_length": override.max_length,
+        "speculation_length": override.speculation_length,
         "engine_controller": state.engine.settings.controller,
-        "speculation_length": state.controller.speculation_length,
+        "engine_speculation_length": state.controller.speculation_length,
         "last_plan": _as_json(state.engine.explain_last_plan()),
     }
 

@@ -63,7 +63,7 @@ def _current(state: AppState, names: bool) -> dict[str, object]:
         "draft_trials": drafts.trials(),
         "verification": state.engine.settings.verification,
         "policy": override.policy,
-        "max_length": override.max_length,
+        "speculation_length": override.speculation_length,
         "draining": state.bridge.draining,
         "dead": state.bridge.dead,
     }

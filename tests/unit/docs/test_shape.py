@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,13 @@ def figures() -> dict[str, list[str]]:
     outputs = f"{exact['identical']} of {exact['outputs']} outputs, {exact['combinations']} combinations"
     ratios = [f"{plain['batch'][key]['ratio']:.2f} at batch {key}" for key in ("1", "8")]
     ragged = _result("engine_ragged")["batch"]["32"]["ratio"]
+    share, best_rate, read_mb = (plain["bandwidth"][key] for key in ("share", "best_gb_per_s", "read_mb_a_step"))
     return {
         "greedy output identical": [outputs],
         "engine without speculation, times transformers": ratios,
         "the same for 32 prompts": [f"{ragged:.2f}"],
         "engine without speculation, times vLLM": [f"{shown(vllm[k]['distillspec'])} at batch {k}" for k in ("1", "8")],
+        "plain decoding at batch 1": [f"{share:.2f} of {best_rate:.1f} GB/s", f"{read_mb:.0f} MB a step"],
         "engine with a draft": [f"{shown(vllm[k]['goodput'])} at batch {k}" for k in ("1", "8")],
         "best fixed length": [f"{shown(best[key])} at batch {key}" for key in ("1", "8")],
         "lengths by goodput": [
@@ -162,6 +165,36 @@ def test_the_readmes_figures_are_those_of_the_results() -> None:
     for words, values in expected.items():
         (row,) = [row for row in FIGURES if row[0].startswith(words)]
         assert row[1] == ", ".join(values)
+
+
+def test_the_readme_says_what_the_rounds_gave_in_which_n_grams_knew_no_answer() -> None:
+    """Each second round from the second on: their order of sides was the other way round."""
+    medians = []
+    for batch in ("1", "8"):
+        sides = _result("engine_speculation")["batch"][batch]["sides"]
+        rounds = zip(sides["default"]["rounds"], sides["default, nothing drafted"]["rounds"], strict=True)
+        medians.append(statistics.median([own / plain for own, plain in rounds][::2]))
+    assert f"medians are {medians[0]:.2f} and {medians[1]:.2f}." in page("README.md").text
+
+
+def test_what_serving_costs_is_what_the_results_say() -> None:
+    """Passes that are longer than plain ones, their goals, and what memory holds."""
+    text = page("docs/serving.md").text
+    eight, one = "8 × 5", "7 × 1, 1 × 5"
+    for name in ("engine_verify", "engine_verify_avx2"):
+        shapes = _result(name)["shapes"]
+        assert f"`{name}.json`" in text
+        for figure in (shapes[eight]["more_ms"], shapes[eight]["allowed_ms"], shapes[one]["more_ms"]):
+            assert f"{figure:.2f}" in text
+        assert f"{shapes[one]['allowed_ms']:.2f}" in text
+    assert "misses its goal of 3.93" in text
+    assert _result("engine_verify_avx2")["met"] == {eight: True, one: False}
+    chats, texts = (_result("memory")["loads"][name] for name in ("chats of 300 tokens", "50 to 2,000 tokens"))
+    assert f"held {chats['requests']} chats of 300 tokens\n  and {texts['requests']} texts of 50 to 2,000" in text
+    blocks, whole = "requests_of_blocks_of_16", "requests_of_whole_slots"
+    assert f"would hold {chats[blocks]} and {texts[blocks]}, whole slots {chats[whole]}." in text
+    assert chats[whole] == texts[whole]
+    assert f"{chats['waste']:.1%} and {texts['waste']:.1%} held no text".replace("%", " %") in text
 
 
 @pytest.mark.parametrize(

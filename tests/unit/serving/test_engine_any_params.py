@@ -43,7 +43,7 @@ def any_params(chance: random.Random, vocab: int) -> SamplingParams:
         {"stop": chance.sample(STOPS, 3)},
         {"logprobs": chance.choice([0, 1, 5])},
         {"speculate": False},
-        {"max_speculation": chance.randint(0, 3)},
+        {"speculation_length": chance.randint(0, 3)},
     ]
     for each in rare:
         if chance.random() < 0.25:

@@ -215,7 +215,7 @@ def test_rows_that_may_not_draft_are_not_failed_by_a_resting_proposer(
     fail_at(engine, range(10**6), monkeypatch)
     engine.submit(Request("asks", tuple(prompts()[0]), SamplingParams(max_tokens=20, ignore_eos=True)))
     engine.submit(
-        Request("not", tuple(prompts()[1]), SamplingParams(max_tokens=20, ignore_eos=True, max_speculation=0))
+        Request("not", tuple(prompts()[1]), SamplingParams(max_tokens=20, ignore_eos=True, speculation_length=0))
     )
     failed: dict[str, set[str]] = {}
     while engine.has_work:

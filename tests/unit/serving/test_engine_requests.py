@@ -16,7 +16,7 @@ def test_speculation_can_be_refused_and_limited_by_a_request(draft: LanguageMode
     engine = make_engine(draft, speculation_length=4)
     common = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
     never, two = engine.generate(
-        [PROMPT, PROMPT], [SamplingParams(**common, speculate=False), SamplingParams(**common, max_speculation=2)]
+        [PROMPT, PROMPT], [SamplingParams(**common, speculate=False), SamplingParams(**common, speculation_length=2)]
     )
     assert never.stats.proposed == 0
     assert len(two.stats.tried_per_position) == 2

@@ -32,7 +32,7 @@ from distillspec.serving import EngineSettings, SamplingParams
         ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
         ({"logit_bias": {3: float("nan")}}, r"logit_bias\[3\]"),
         ({"seed": -1}, "seed=-1"),
-        ({"max_speculation": -1}, "max_speculation=-1"),
+        ({"speculation_length": -1}, "speculation_length=-1"),
     ],
 )
 def test_impossible_sampling_parameters_are_refused_by_name(parameter: dict[str, Any], message: str) -> None:

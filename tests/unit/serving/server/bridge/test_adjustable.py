@@ -40,7 +40,7 @@ def test_the_override_bounds_every_row() -> None:
     view = BatchView((RowView("a", 10, 4), RowView("b", 10, 1)))
     for override, expected in (
         (LengthOverride(), (4, 1)),
-        (LengthOverride(max_length=3), (3, 1)),
+        (LengthOverride(speculation_length=3), (3, 1)),
         (LengthOverride("fixed", 2), (2, 1)),
         (LengthOverride("off", 3), (0, 0)),
     ):
@@ -59,5 +59,5 @@ def test_wide_trees_are_reserved_and_other_sources_are_bounded_too() -> None:
     row = RowView("a", 10, 4, drafted_by_model=False, match=8, source="lookup", others=(Option(4),))
     controller.override = LengthOverride(policy="off")
     assert [planned.trees for planned in controller.plan(BatchView((row,))).rows] == [()]
-    controller.override = LengthOverride(max_length=1)
+    controller.override = LengthOverride(speculation_length=1)
     assert all(planned.speculation_length <= 1 for planned in controller.plan(BatchView((row,))).rows)

@@ -116,22 +116,22 @@ def test_the_controller_is_bounded_fixed_and_switched_off(serve: Serve) -> None:
     running = serve(engine={"drafts": True, "controller": "goodput"}, admin=ADMIN)
     quiet = running.complete(max_tokens=30).json()["choices"]
     explained = call(running, "GET", "controller")
-    assert (explained["policy"], explained["engine_controller"], explained["speculation_length"]) == (
+    assert (explained["policy"], explained["engine_controller"], explained["engine_speculation_length"]) == (
         "engine",
         "goodput",
         4,
     )
     assert {"mode", "lengths", "hazards"} <= set(explained["last_plan"])
     assert "rows" not in explained["last_plan"], "ids of requests are nobody's business"
-    assert call(running, "PATCH", "controller", {"policy": "fixed", "max_length": 2})["max_length"] == 2
+    assert call(running, "PATCH", "controller", {"policy": "fixed", "speculation_length": 2})["speculation_length"] == 2
     fixed = running.complete(max_tokens=30).json()
     assert len(fixed["speculation"]["tried_per_position"]) == 2
-    assert call(running, "PATCH", "controller", {"policy": "off"})["max_length"] == 2
+    assert call(running, "PATCH", "controller", {"policy": "off"})["speculation_length"] == 2
     off = running.complete(max_tokens=30).json()
     assert off["speculation"]["proposed"] == 0
     assert quiet == fixed["choices"] == off["choices"]
-    assert call(running, "PATCH", "controller", {"policy": "engine", "max_length": None})["policy"] == "engine"
-    assert call(running, "PATCH", "controller", {"max_length": 9})[0] == 400
+    assert call(running, "PATCH", "controller", {"policy": "engine", "speculation_length": None})["policy"] == "engine"
+    assert call(running, "PATCH", "controller", {"speculation_length": 9})[0] == 400
     assert call(running, "PATCH", "controller", {"policy": None})[0] == 400
 
 

@@ -161,11 +161,13 @@ def test_logprobs_of_chats_spell_bytes(served: Running) -> None:
 
 def test_speculation_is_set_and_reported(served: Running) -> None:
     off = served.complete(max_tokens=20, speculation={"enabled": False}).json()
-    short = served.complete(max_tokens=20, speculation={"max_length": 1}).json()
+    short = served.complete(max_tokens=20, speculation={"speculation_length": 1}).json()
+    earlier = served.complete(max_tokens=20, speculation={"max_length": 1}).json()  # the name before
     on = served.complete(max_tokens=20).json()
     assert off["speculation"]["proposed"] == 0
     assert off["speculation"]["steps"] == 20
     assert len(short["speculation"]["tried_per_position"]) == 1
+    assert len(earlier["speculation"]["tried_per_position"]) == 1
     assert on["speculation"]["draft_versions"] == [served.state.engine.draft_version]
     assert off["choices"] == short["choices"] == on["choices"]
     assert "abc" not in (on["speculation"]["draft_versions"])
