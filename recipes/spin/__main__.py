@@ -34,7 +34,10 @@ def main() -> int:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--selections", nargs="*", default=COMPARED, choices=COMPARED, help="to compare goodput with")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32], help="of the simulated part")
+    parser.add_argument("--jobs", type=int, default=1, help="processes of the simulated part, side by side")
     options = parser.parse_args()
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs} must be at least 1")
     root = Path(options.output)
     live, drafts = dict[str, Any](), list[str]()
     if options.prompts or options.drafts:
@@ -43,7 +46,7 @@ def main() -> int:
     if live:
         # What took minutes is kept, whatever happens to the rest.
         write_json(root / "live.json", {**live, "provenance": provenance([], 0)})
-    simulated = Simulated(tuple(options.rows)).run(root / "simulated.json")
+    simulated = Simulated(tuple(options.rows)).run(root / "simulated.json", options.jobs)
     print(write_results(root, live, simulated, draft_names(drafts)), flush=True)
     print(f"results: {root}")
     return 0

@@ -5,7 +5,7 @@ Regret is the time that a selection has taken more than the oracle, in answers o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,9 @@ from distillspec.config.simulation import WorkloadConfig
 from distillspec.recipes.spin.runs import simulation
 from distillspec.serving.simulation import Hardware, SimulatedRequest, load_hardware, load_workload, make_workload
 
-SELECTIONS = ("lbss", "epsilon_greedy", "goodput")
+LEARNING = ("lbss", "epsilon_greedy", "goodput")  # selections that learn
 ONE, FIVE, DRIFT = "one kind", "five kinds", "drift"
+TRACES = (ONE, FIVE, DRIFT)
 KINDS = ("sql", "maths", "summaries")  # of the trace that drifts, one after another. The first is that of one kind
 POINTS = 40  # of a curve
 FITTED = 8  # answers before the first point that fits go by
@@ -40,22 +41,22 @@ class Regret:
     workload: str = "five-domains"
     policy: str = "goodput"
 
-    def run(self) -> dict[str, Any]:
-        """Return the curves of each trace: answers, and the regret of each selection after them, with its fits."""
+    def run(self, trace: str) -> dict[str, Any]:
+        """Return the curves of a drawn trace: answers, and the regret of each selection after them, with its fits."""
+        return self._curves(self._drawn(trace))
+
+    def _drawn(self, trace: str) -> list[SimulatedRequest]:
         load = load_workload(self.workload)
-        traces: Mapping[str, Callable[[], list[SimulatedRequest]]] = {
-            ONE: lambda: _of_kinds(load, KINDS[:1], self.answers),
-            FIVE: lambda: make_workload(replace(load, requests=self.answers), 1e6, 0),
-            DRIFT: lambda: _of_kinds(load, KINDS, self.answers),
-        }
-        return {name: self._curves(make()) for name, make in traces.items()}
+        if trace == FIVE:
+            return make_workload(replace(load, requests=self.answers), 1e6, 0)
+        return _of_kinds(load, KINDS[:1] if trace == ONE else KINDS, self.answers)
 
     def _curves(self, asked: Sequence[SimulatedRequest]) -> dict[str, Any]:
         machine = replace(load_hardware(self.machine), slots=1)
         best = self._ends(machine, asked, "oracle", 0)
         at = numpy.unique(numpy.geomspace(1, len(asked), POINTS).round().astype(int))
         found: dict[str, Any] = {"answers": at.tolist(), "oracle_s": float(best[-1]), "regret": {}, "fits": {}}
-        for name in SELECTIONS:
+        for name in LEARNING:
             ends = numpy.mean([self._ends(machine, asked, name, seed) for seed in range(self.seeds)], axis=0)
             regret = (ends - best)[at - 1] / (best[-1] / len(asked))
             found["regret"][name] = regret.tolist()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distillspec.files import write_json
-from distillspec.progress import progress
-from distillspec.provenance import provenance
+from distillspec.recipes.spin.kept import kept
 from distillspec.recipes.spin.layouts import memory_end, micro_batches
-from distillspec.recipes.spin.regret import Regret
+from distillspec.recipes.spin.regret import TRACES, Regret
 from distillspec.recipes.spin.runs import PLAIN, by_domain, rate, simulation
+from distillspec.recipes.spin.stages import Stage, fill
 from distillspec.serving.selection.selecting import selecting
 from distillspec.serving.simulation import (
     Hardware,
@@ -33,7 +31,8 @@ PARTS: dict[str, tuple[bool, dict[str, Any]]] = {
     "pipelining": (False, {"micro_batches": 0}),
     "all": (True, {"padded_attention": False, "micro_batches": 0}),
 }
-TRIALS, REGRET, PROVENANCE = "trials", "regret", "provenance"  # beside the machines
+MACHINES, TRIALS, REGRET = "machines", "trials", "regret"  # in the JSON
+COMPARED = "selections"  # of a machine, by rows
 
 
 @dataclass(frozen=True)
@@ -50,30 +49,35 @@ class Simulated:
     policy: str = "goodput"
     regret: Regret = field(default_factory=Regret)
 
-    def run(self, file: Path) -> dict[str, Any]:
+    def run(self, file: Path, jobs: int = 1) -> dict[str, Any]:
         """Return the figures of each machine, what trials cost over a long stream, and regret over time.
 
         Args:
-            file: takes each figure when it is known. What it has is not simulated again.
+            file: takes each figure when it is known. A later run of the same code and settings goes on from there.
+            jobs: processes side by side.
         """
-        found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-        stages: list[tuple[str, str, Callable[[], Any]]] = [
-            *((name, str(rows), partial(self._selections, name, rows)) for rows in self.rows for name in self.machines),
-            *((name, "parts", partial(self._parts, name)) for name in self.machines),
-            *((name, "micro_batches", partial(self._micro_batches, name)) for name in self.machines),
-            *((name, "memory", partial(self._memory, name)) for name in self.machines),
-            (TRIALS, "", self._trials),
-            (REGRET, "", self.regret.run),
-        ]
-        with progress("simulating") as line:
-            for place, (name, what, simulate) in enumerate(stages):
-                line.update(place / len(stages), f"{name} {what}")
-                own = found.setdefault(name, {})
-                if what not in own:
-                    own[what] = simulate()
-                    found[PROVENANCE] = provenance([], 0)  # of the newest figure
-                    write_json(file, found)
+        found = kept(file, asdict(self))
+        fill(found, [*self._comparisons(), *self._others()], jobs, lambda: write_json(file, found))
         return found
+
+    def _comparisons(self) -> list[Stage]:
+        return [
+            Stage((MACHINES, name, COMPARED, str(rows)), partial(self._selections, name, rows))
+            for rows in self.rows
+            for name in self.machines
+        ]
+
+    def _others(self) -> list[Stage]:
+        figures = {"parts": self._parts, "micro_batches": self._micro_batches, "memory": self._memory}
+        return [
+            *(
+                Stage((MACHINES, name, what), partial(simulate, name))
+                for what, simulate in figures.items()
+                for name in self.machines
+            ),
+            Stage((TRIALS,), self._trials),
+            *(Stage((REGRET, trace), partial(self.regret.run, trace)) for trace in TRACES),
+        ]
 
     def _selections(self, name: str, rows: int) -> dict[str, Any]:
         """Return tokens a second without drafts, with each draft for all requests, and by each selection."""

@@ -24,8 +24,11 @@ from distillspec.recipes.osd import __main__ as osd
 from distillspec.recipes.osd import live
 from distillspec.recipes.osd.side import Side, Turn
 from distillspec.recipes.spin import __main__ as spin
+from distillspec.recipes.spin import kept
+from distillspec.recipes.spin import simulated as simulated_part
 from distillspec.recipes.spin.regret import Regret
 from distillspec.recipes.spin.simulated import Simulated
+from distillspec.recipes.spin.tables import tables
 from distillspec.recipes.trees import __main__ as trees
 from distillspec.recipes.trees import room
 
@@ -123,6 +126,8 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     few: dict[str, Any] = {"machines": ("a100-7b-five",), "requests_a_row": 1, "long_requests": 4, "ablation_rows": 2}
     few |= {"full_rows": 4, "regret": Regret(answers=12, seeds=1)}
     monkeypatch.setattr(spin, "Simulated", partial(Simulated, **few))
+    committed = {"distillspec": "0.1.0", "git_commit": "0123", "git_dirty": False}
+    monkeypatch.setattr(kept, "provenance", lambda argv, seed: committed)
     assert spin.main() == 0
     found = json.loads(Path("out/results.json").read_text())
     (batch,) = found["live"].values()
@@ -131,25 +136,29 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     assert all(sum(chose["requests"].values()) == 2 for chose in batch["chose"].values())
     assert batch["idle"]["none"]["padding"] == 0
     assert all(0 <= share <= 1 for own in batch["idle"].values() for share in own.values())
-    simulated = found["simulated"]["a100-7b-five"]
-    assert {"none", "s68m", "goodput", "oracle"} <= set(simulated["2"]["tokens_per_s"])
+    simulated = found["simulated"]["machines"]["a100-7b-five"]
+    assert {"none", "s68m", "goodput", "oracle"} <= set(simulated["selections"]["2"]["tokens_per_s"])
     assert set(simulated["parts"]) == {"selection", "decomposition", "pipelining", "all"}
-    assert set(simulated["2"]["by_domain"]["goodput"]) <= {"chat", "code", "maths", "sql", "summaries"}
+    assert set(simulated["selections"]["2"]["by_domain"]["goodput"]) <= {"chat", "code", "maths", "sql", "summaries"}
     for curves in simulated["micro_batches"]["2"]:
         assert 0 <= curves["2"]["target_idle"] < 1
         assert curves["2"]["draft_idle"] <= curves["1"]["draft_idle"] + 0.5
     memory = simulated["memory"]
     assert memory["alone"]["cache_tokens"] > memory["goodput"]["cache_tokens"], "one draft leaves more room"
-    for trace in found["simulated"]["regret"][""].values():
+    for trace in found["simulated"]["regret"].values():
         assert trace["answers"][-1] == 12
         assert set(trace["regret"]) == set(trace["fits"]) == {"lbss", "epsilon_greedy", "goodput"}
         assert trace["oracle_s"] > 0
-    assert {"git_commit"} <= set(found["simulated"]["provenance"])
+    assert found["simulated"]["provenance"] == committed
     assert {"git_commit"} <= set(json.loads(Path("out/live.json").read_text())["provenance"])
-    assert 0 <= found["simulated"]["trials"][""]["lost"] < 1
+    assert 0 <= found["simulated"]["trials"]["lost"] < 1
     assert Path("out/spin.png").stat().st_size > 1000
     assert Path("out/simulated.png").stat().st_size > 1000
-    assert "| drafts by |" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "| drafts by |" in said
+    assert tables(json.loads(Path("out/simulated.json").read_text())) in said, "whatever the order of its keys"
+    monkeypatch.setattr(simulated_part, "simulation", None)  # as nothing is simulated again
+    assert Simulated((2,), **few).run(Path("out/simulated.json")) == found["simulated"]
     monkeypatch.setattr(sys, "argv", ["spin", *files[:2], "--drafts", "nothing"])
     with pytest.raises(SystemExit):
         spin.main()
@@ -163,6 +172,7 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
         ("--prompts p.jsonl", "the live part needs both --prompts and --drafts"),
         ("--prompts p.jsonl --drafts d --each 0", "--each 0 must be at least 1"),
         ("--prompts p.jsonl --drafts d --rounds -1", "--rounds -1 must be at least 1"),
+        ("--jobs 0", "--jobs 0 must be at least 1"),
     ],
 )
 def test_what_selections_cannot_be_compared_on_is_one_line(

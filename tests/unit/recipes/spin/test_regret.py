@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from distillspec.recipes.spin.regret import DRIFT, FIVE, ONE, Regret, fits
+from distillspec.recipes.spin.regret import LEARNING, TRACES, Regret, fits
 
 
 def test_fits_tell_logarithmic_growth_from_linear() -> None:
@@ -18,10 +18,10 @@ def test_fits_tell_logarithmic_growth_from_linear() -> None:
     assert fits(at, 0 * at)["log2"]["r2"] == 0.0
 
 
-def test_each_trace_has_a_curve_of_each_selection() -> None:
-    found = Regret(answers=9, seeds=1).run()
-    assert set(found) == {ONE, FIVE, DRIFT}
-    for own in found.values():
-        assert own["answers"] == sorted(set(own["answers"]))
-        assert own["answers"][-1] == 9
-        assert all(len(regret) == len(own["answers"]) for regret in own["regret"].values())
+@pytest.mark.parametrize("trace", TRACES)
+def test_each_trace_has_a_curve_of_each_selection(trace: str) -> None:
+    own = Regret(answers=9, seeds=1).run(trace)
+    assert own["answers"] == sorted(set(own["answers"]))
+    assert own["answers"][-1] == 9
+    assert set(own["regret"]) == set(own["fits"]) == set(LEARNING)
+    assert all(len(regret) == len(own["answers"]) for regret in own["regret"].values())
