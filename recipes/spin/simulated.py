@@ -13,6 +13,7 @@ from distillspec.recipes.spin.layouts import memory_end, micro_batches
 from distillspec.recipes.spin.regret import TRACES, Regret
 from distillspec.recipes.spin.runs import PLAIN, by_domain, rate, simulation
 from distillspec.recipes.spin.stages import Stage, fill
+from distillspec.recipes.spin.switches import Switches
 from distillspec.serving.selection.selecting import selecting
 from distillspec.serving.simulation import (
     Hardware,
@@ -31,7 +32,7 @@ PARTS: dict[str, tuple[bool, dict[str, Any]]] = {
     "pipelining": (False, {"micro_batches": 0}),
     "all": (True, {"padded_attention": False, "micro_batches": 0}),
 }
-MACHINES, TRIALS, REGRET = "machines", "trials", "regret"  # in the JSON
+MACHINES, TRIALS, REGRET, SWITCHES = "machines", "trials", "regret", "switches"  # in the JSON
 COMPARED = "selections"  # of a machine, by rows
 
 
@@ -48,9 +49,10 @@ class Simulated:
     long_requests: int = 10_000  # over which trials are counted
     policy: str = "goodput"
     regret: Regret = field(default_factory=Regret)
+    switches: Switches = field(default_factory=Switches)
 
     def run(self, file: Path, jobs: int = 1) -> dict[str, Any]:
-        """Return the figures of each machine, what trials cost over a long stream, and regret over time.
+        """Return the figures of each machine, of switches, what trials cost over a long stream, and regret over time.
 
         Args:
             file: takes each figure when it is known. A later run of the same code and settings goes on from there.
@@ -76,6 +78,7 @@ class Simulated:
                 for name in self.machines
             ),
             Stage((TRIALS,), self._trials),
+            Stage((SWITCHES,), self.switches.run),
             *(Stage((REGRET, trace), partial(self.regret.run, trace)) for trace in TRACES),
         ]
 

@@ -9,7 +9,8 @@ from distillspec.recipes.spin.kept import SETTINGS
 from distillspec.recipes.spin.layouts import COUNTS
 from distillspec.recipes.spin.regret import LEARNING, TRACES
 from distillspec.recipes.spin.runs import PLAIN
-from distillspec.recipes.spin.simulated import COMPARED, MACHINES, PARTS, REGRET, SELECTIONS, TRIALS
+from distillspec.recipes.spin.simulated import COMPARED, MACHINES, PARTS, REGRET, SELECTIONS, SWITCHES, TRIALS
+from distillspec.recipes.spin.switches import SIDES, SWITCHING
 from distillspec.serving.simulation import load_hardware
 
 
@@ -21,7 +22,9 @@ def tables(found: Mapping[str, Any]) -> str:
         f"Trials over {trials['requests']:,} requests: {trials['explored']:.1%} of the tokens were written while the "
         f"draft was on trial, and trials cost {trials['lost']:.1%} of them."
     )
-    return "\n\n".join([*parts, line, *(_of_trace(name, found[REGRET][name]) for name in TRACES)])
+    return "\n\n".join(
+        [*parts, line, _switches(found[SWITCHES]), *(_of_trace(name, found[REGRET][name]) for name in TRACES)]
+    )
 
 
 def _of_machine(machine: str, own: Mapping[str, Any]) -> str:
@@ -69,6 +72,19 @@ def _memory(found: Mapping[str, Any]) -> str:
         f"{pool['cache_tokens']:,} tokens and {pool['rows']:.1f} rows, and writes {over:.2f} times what "
         f"{found['best_draft']} alone writes with {alone['cache_tokens']:,} tokens and {alone['rows']:.1f} rows."
     )
+
+
+def _switches(found: Mapping[str, Any]) -> str:
+    lines = ["Steps in which a row comes to another draft, in usual steps, and those that read ahead:", ""]
+    headings = ("selection", "the draft reads", "switches", "median", "p99", "most", "reading, p99", "tokens/s")
+    lines += [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
+    for chosen in SWITCHING:
+        for side in SIDES:
+            own = found[chosen][side]
+            cells = [f"{own['switching'][name]:.2f}" for name in ("p50", "p99", "most")]
+            cells = [str(own["switching"]["steps"]), *cells, f"{own['reading']['p99']:.2f}"]
+            lines.append(f"| {chosen} | {side.replace('_', ' ')} | {' | '.join(cells)} | {own['tokens_per_s']:.1f} |")
+    return "\n".join(lines)
 
 
 def _of_trace(name: str, own: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ from distillspec.recipes.spin import kept
 from distillspec.recipes.spin import simulated as simulated_part
 from distillspec.recipes.spin.regret import Regret
 from distillspec.recipes.spin.simulated import Simulated
+from distillspec.recipes.spin.switches import Switches
 from distillspec.recipes.spin.tables import tables
 from distillspec.recipes.trees import __main__ as trees
 from distillspec.recipes.trees import room
@@ -124,7 +125,7 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     sizes = ["--batches", "2", "--rounds", "1", "--each", "2", "--tokens", "6", "--rows", "2"]
     monkeypatch.setattr(sys, "argv", ["spin", *files, *sizes])
     few: dict[str, Any] = {"machines": ("a100-7b-five",), "requests_a_row": 1, "long_requests": 4, "ablation_rows": 2}
-    few |= {"full_rows": 4, "regret": Regret(answers=12, seeds=1)}
+    few |= {"full_rows": 4, "regret": Regret(answers=12, seeds=1), "switches": Switches(runs=1)}
     monkeypatch.setattr(spin, "Simulated", partial(Simulated, **few))
     committed = {"distillspec": "0.1.0", "git_commit": "0123", "git_dirty": False}
     monkeypatch.setattr(kept, "provenance", lambda argv, seed: committed)
@@ -152,6 +153,7 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     assert found["simulated"]["provenance"] == committed
     assert {"git_commit"} <= set(json.loads(Path("out/live.json").read_text())["provenance"])
     assert 0 <= found["simulated"]["trials"]["lost"] < 1
+    assert found["simulated"]["switches"]["lbss"]["at_once"]["switching"]["steps"] > 0
     assert Path("out/spin.png").stat().st_size > 1000
     assert Path("out/simulated.png").stat().st_size > 1000
     said = capsys.readouterr().out
