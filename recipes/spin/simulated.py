@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,10 @@ from distillspec.files import write_json
 from distillspec.recipes.spin.kept import kept
 from distillspec.recipes.spin.layouts import memory_end, micro_batches
 from distillspec.recipes.spin.regret import TRACES, Regret
-from distillspec.recipes.spin.runs import PLAIN, by_domain, rate, simulation
+from distillspec.recipes.spin.runs import PLAIN, by_domain, draft_rates, rate, simulation
 from distillspec.recipes.spin.stages import Stage, fill
 from distillspec.recipes.spin.switches import Switches
-from distillspec.serving.selection.selecting import selecting
+from distillspec.recipes.spin.trials import cost_of_trials
 from distillspec.serving.simulation import (
     Hardware,
     SimulatedRequest,
@@ -59,28 +60,39 @@ class Simulated:
             jobs: processes side by side.
         """
         found = kept(file, asdict(self))
-        fill(found, [*self._comparisons(), *self._others()], jobs, lambda: write_json(file, found))
+        for stages in (self._comparisons, self._others):
+            fill(found, stages(found), jobs, lambda: write_json(file, found))
         return found
 
-    def _comparisons(self) -> list[Stage]:
+    def _comparisons(self, found: Mapping[str, Any]) -> list[Stage]:
+        """Return the stages that tell the best drafts. Those with many rows take longest, and begin."""
         return [
             Stage((MACHINES, name, COMPARED, str(rows)), partial(self._selections, name, rows))
-            for rows in self.rows
+            for rows in sorted(self.rows, reverse=True)
             for name in self.machines
         ]
 
-    def _others(self) -> list[Stage]:
-        figures = {"parts": self._parts, "micro_batches": self._micro_batches, "memory": self._memory}
+    def _others(self, found: Mapping[str, Any]) -> list[Stage]:
+        best = partial(self._best, found)
         return [
+            Stage((TRIALS,), partial(self._trials, best(self.machines[0], self.ablation_rows))),
+            *(Stage((REGRET, trace), partial(self.regret.run, trace)) for trace in TRACES),
             *(
                 Stage((MACHINES, name, what), partial(simulate, name))
-                for what, simulate in figures.items()
+                for what, simulate in (("micro_batches", self._micro_batches), ("parts", self._parts))
                 for name in self.machines
             ),
-            Stage((TRIALS,), self._trials),
+            *(
+                Stage((MACHINES, name, "memory"), partial(self._memory, name, best(name, self.full_rows)))
+                for name in self.machines
+            ),
             Stage((SWITCHES,), self.switches.run),
-            *(Stage((REGRET, trace), partial(self.regret.run, trace)) for trace in TRACES),
         ]
+
+    def _best(self, found: Mapping[str, Any], name: str, rows: int) -> str | None:
+        """Return the best single draft, None if it was not compared at so many rows."""
+        compared = found[MACHINES][name][COMPARED].get(str(rows))
+        return None if compared is None else compared["best_draft"]
 
     def _selections(self, name: str, rows: int) -> dict[str, Any]:
         """Return tokens a second without drafts, with each draft for all requests, and by each selection."""
@@ -102,7 +114,7 @@ class Simulated:
         """Return tokens a second with each of SPIN's parts over those of its base: the best draft, padded, no parts."""
         machine, asked = self._busy(name, self.ablation_rows)
         base = replace(machine, padded_attention=True)
-        rates = {draft: self._rate(base, asked, draft) for draft in base.latency.members}
+        rates = draft_rates(base, asked, self.policy)
         best = max(rates, key=lambda draft: rates[draft])
         return {
             part: self._rate(replace(base, **changes), asked, "goodput" if chosen else best) / rates[best]
@@ -115,25 +127,18 @@ class Simulated:
         ends = (by_cost[0], by_cost[-1])
         return {str(rows): [micro_batches(*self._busy(name, rows), draft) for draft in ends] for rows in self.rows}
 
-    def _memory(self, name: str) -> dict[str, Any]:
+    def _memory(self, name: str, best: str | None) -> dict[str, Any]:
         machine, asked = self._busy(name, self.full_rows)
-        drafts = machine.latency.members
-        best = max(drafts, key=lambda draft: self._rate(machine, asked, draft))
+        best = best or self._best_of(machine, asked)
         return memory_end(hardware_figures(name), asked, self.full_rows, self.policy, best)
 
-    def _trials(self) -> dict[str, float]:
-        """Return the shares of the tokens that trials wrote and cost."""
+    def _trials(self, best: str | None) -> dict[str, Any]:
         machine, asked = self._busy(self.machines[0], self.ablation_rows, self.long_requests)
-        run = simulation(machine, asked, self.policy, "goodput")
-        result = run.run()
-        chosen = selecting(run.policy.controller)
-        assert chosen is not None, "the policy selects"
-        tokens = sum(request.output_tokens for request in result.requests)
-        return {
-            "requests": self.long_requests,
-            "explored": chosen.figures.explored / tokens,
-            "lost": chosen.figures.lost / tokens,
-        }
+        return cost_of_trials(machine, asked, self.policy, best or self._best_of(machine, asked))
+
+    def _best_of(self, machine: Hardware, asked: Sequence[SimulatedRequest]) -> str:
+        rates = draft_rates(machine, asked[: machine.slots * self.requests_a_row], self.policy)
+        return max(rates, key=lambda draft: rates[draft])
 
     def _busy(self, name: str, rows: int, requests: int | None = None) -> tuple[Hardware, list[SimulatedRequest]]:
         """Return a machine of so many slots, and requests that keep them busy."""

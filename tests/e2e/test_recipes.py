@@ -153,6 +153,7 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     assert found["simulated"]["provenance"] == committed
     assert {"git_commit"} <= set(json.loads(Path("out/live.json").read_text())["provenance"])
     assert 0 <= found["simulated"]["trials"]["lost"] < 1
+    assert found["simulated"]["trials"]["over"]["learnt"]["ratio"] > 0
     assert found["simulated"]["switches"]["lbss"]["at_once"]["switching"]["steps"] > 0
     assert Path("out/spin.png").stat().st_size > 1000
     assert Path("out/simulated.png").stat().st_size > 1000
