@@ -14,9 +14,9 @@ from typing import Any
 from distillspec.commands.drafts import find_drafts
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_json
-from distillspec.provenance import provenance
-from distillspec.recipes.spin.live import COMPARED, Live
+from distillspec.recipes.spin.live import Live
 from distillspec.recipes.spin.results import write_results
+from distillspec.recipes.spin.sides import COMPARED
 from distillspec.recipes.spin.simulated import Simulated
 from distillspec.serving.draft_loading import draft_names
 
@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--each", type=int, default=4, help="prompts of every domain a round")
+    parser.add_argument("--alone", type=int, help="rounds of each domain alone at batches above 1, as many by default")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--selections", nargs="*", default=COMPARED, choices=COMPARED, help="to compare goodput with")
@@ -45,7 +46,7 @@ def main() -> int:
     root.mkdir(parents=True, exist_ok=True)
     if live:
         # What took minutes is kept, whatever happens to the rest.
-        write_json(root / "live.json", {**live, "provenance": provenance([], 0)})
+        write_json(root / "live.json", live)
     simulated = Simulated(tuple(options.rows)).run(root / "simulated.json", options.jobs)
     print(write_results(root, live, simulated, draft_names(drafts)), flush=True)
     print(f"results: {root}")
@@ -58,6 +59,9 @@ def _live(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple
         parser.error("the live part needs both --prompts and --drafts")
     if low := [name for name in ("rounds", "each", "tokens") if getattr(options, name) < 1]:
         parser.error(f"--{low[0]} {getattr(options, low[0])} must be at least 1")
+    alone = options.rounds if options.alone is None else options.alone
+    if alone < 0:
+        parser.error(f"--alone {alone} must be at least 0")
     files = [Path(name) for name in options.prompts.split(",")]
     if missing := [file for file in files if not file.is_file()]:
         parser.error(f"--prompts {missing[0]}: no such file")
@@ -70,6 +74,7 @@ def _live(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple
             options.batches,
             options.rounds,
             options.each,
+            alone,
             tokens=options.tokens,
             temperature=options.temperature,
             selections=options.selections,

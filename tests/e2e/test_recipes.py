@@ -131,11 +131,13 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     monkeypatch.setattr(kept, "provenance", lambda argv, seed: committed)
     assert spin.main() == 0
     found = json.loads(Path("out/results.json").read_text())
-    (batch,) = found["live"].values()
+    (batch,) = found["live"]["batches"].values()
     assert {"none", "one", "two+ngram", "ngram", "goodput", "lbss"} <= set(batch["tokens_per_s"])
     assert all(len(rates) == 1 for rates in batch["tokens_per_s"].values())
     assert all(sum(chose["requests"].values()) == 2 for chose in batch["chose"].values())
     assert batch["idle"]["none"]["padding"] == 0
+    assert all(len(own["prompts"]) == 1 for own in batch["by_domain"].values())
+    assert set(batch["alone"]["prompts"]) == {"none", "one", "two", "goodput", "goodput+ngram", "lookup_else_model"}
     assert all(0 <= share <= 1 for own in batch["idle"].values() for share in own.values())
     simulated = found["simulated"]["machines"]["a100-7b-five"]
     assert {"none", "s68m", "goodput", "oracle"} <= set(simulated["selections"]["2"]["tokens_per_s"])
@@ -151,7 +153,9 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
         assert set(trace["regret"]) == set(trace["fits"]) == {"lbss", "epsilon_greedy", "goodput"}
         assert trace["oracle_s"] > 0
     assert found["simulated"]["provenance"] == committed
-    assert {"git_commit"} <= set(json.loads(Path("out/live.json").read_text())["provenance"])
+    live = json.loads(Path("out/live.json").read_text())
+    assert {"git_commit"} <= set(live["provenance"])
+    assert live["settings"]["domains"] == ["prompts"]
     assert 0 <= found["simulated"]["trials"]["lost"] < 1
     assert found["simulated"]["trials"]["over"]["learnt"]["ratio"] > 0
     assert found["simulated"]["switches"]["lbss"]["at_once"]["switching"]["steps"] > 0
@@ -159,6 +163,7 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     assert Path("out/simulated.png").stat().st_size > 1000
     said = capsys.readouterr().out
     assert "| drafts by |" in said
+    assert "| goodput over lookup_else_model |" in said
     assert tables(json.loads(Path("out/simulated.json").read_text())) in said, "whatever the order of its keys"
     monkeypatch.setattr(simulated_part, "simulation", None)  # as nothing is simulated again
     assert Simulated((2,), **few).run(Path("out/simulated.json")) == found["simulated"]
@@ -175,6 +180,7 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
         ("--prompts p.jsonl", "the live part needs both --prompts and --drafts"),
         ("--prompts p.jsonl --drafts d --each 0", "--each 0 must be at least 1"),
         ("--prompts p.jsonl --drafts d --rounds -1", "--rounds -1 must be at least 1"),
+        ("--prompts p.jsonl --drafts d --alone -1", "--alone -1 must be at least 0"),
         ("--jobs 0", "--jobs 0 must be at least 1"),
     ],
 )
