@@ -34,6 +34,9 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--selections", nargs="*", default=COMPARED, choices=COMPARED, help="to compare goodput with")
+    parser.add_argument(
+        "--parts", action="store_true", help="SPIN's parts live too, at the largest batch: six sides more"
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32], help="of the simulated part")
     parser.add_argument("--jobs", type=int, default=1, help="processes of the simulated part, side by side")
     options = parser.parse_args()
@@ -59,6 +62,8 @@ def _live(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple
         parser.error("the live part needs both --prompts and --drafts")
     if low := [name for name in ("rounds", "each", "tokens") if getattr(options, name) < 1]:
         parser.error(f"--{low[0]} {getattr(options, low[0])} must be at least 1")
+    if options.parts and max(options.batches) == 1:
+        parser.error("--parts needs a batch above 1: one row has nothing to pad")
     alone = options.rounds if options.alone is None else options.alone
     if alone < 0:
         parser.error(f"--alone {alone} must be at least 0")
@@ -78,6 +83,7 @@ def _live(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple
             tokens=options.tokens,
             temperature=options.temperature,
             selections=options.selections,
+            parts=options.parts,
         )
         return live.run(), drafts
     except (ConfigError, RunError) as error:

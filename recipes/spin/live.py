@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from distillspec.provenance import provenance
+from distillspec.recipes.rates import best_on_odd
+from distillspec.recipes.spin.ablation import BASE, part_sides
 from distillspec.recipes.spin.answers import Asked
 from distillspec.recipes.spin.kept import PROVENANCE, SETTINGS
 from distillspec.recipes.spin.rounds import run_rounds
@@ -18,7 +20,7 @@ from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.draft_loading import draft_names
 
 LONGEST = 900  # tokens of a prompt
-BATCHES, ALONE = "batches", "alone"  # in the JSON
+BATCHES, ALONE, ABLATION = "batches", "alone", "parts"  # in the JSON
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Live:
         alone: rounds of each domain alone, at batches above 1. With one slot every prompt is answered alone.
         tokens: of an answer.
         selections: to compare with, among the drafts alone.
+        parts: whether SPIN's parts are compared, at the largest batch.
     """
 
     target: str
@@ -45,12 +48,16 @@ class Live:
     tokens: int = 96
     temperature: float = 0.0
     selections: Sequence[str] = COMPARED
+    parts: bool = False
 
     def run(self) -> dict[str, Any]:
         """Return tokens a second of each side by batch and round, idle shares, and what goodput chose."""
-        record = provenance([], 0)
-        batches = {str(batch): self._batch(batch) for batch in self.batches}
-        return {BATCHES: batches, SETTINGS: self._settings(), PROVENANCE: record}
+        found: dict[str, Any] = {SETTINGS: self._settings(), PROVENANCE: provenance([], 0)}
+        found[BATCHES] = {str(batch): self._batch(batch) for batch in self.batches}
+        if self.parts:
+            batch = max(self.batches)
+            found[ABLATION] = self._parts(batch, found[BATCHES][str(batch)]["tokens_per_s"])
+        return found
 
     def _batch(self, batch: int) -> dict[str, Any]:
         with ExitStack() as opened:
@@ -71,6 +78,19 @@ class Live:
             rounds = [own[place : place + count] for place in range(first, len(own), count)]
             found[domain] = run_rounds(f"batch {batch}, {domain} alone", compared, rounds, self._params).whole
         return found
+
+    def _parts(self, batch: int, rates: dict[str, list[float]]) -> dict[str, Any]:
+        """Return tokens a second with each of SPIN's parts, on the prompts of the mixed rounds.
+
+        Args:
+            rates: of all sides at this batch.
+        """
+        best = best_on_odd(rates, draft_names(self.drafts))
+        with ExitStack() as opened:
+            sides = part_sides(Engines(self.target, batch, opened), self.drafts, best)
+            rounds = self._mixed(self._asked(sides[BASE].engine, batch))
+            found = run_rounds(f"batch {batch}, SPIN's parts", sides, rounds, self._params)
+        return {"batch": batch, "best_draft": best, **found.figures()}
 
     def _asked(self, engine: Engine, batch: int) -> dict[str, list[Asked]]:
         """Return prompts of each file that no draft was trained on, by domain: for mixed rounds, then for others."""
@@ -93,7 +113,7 @@ class Live:
 
     def _settings(self) -> dict[str, Any]:
         """Return what the figures hang on, without the paths of files."""
-        plain = ("batches", "rounds", "each", "alone", "tokens", "temperature", "selections")
+        plain = ("batches", "rounds", "each", "alone", "tokens", "temperature", "selections", "parts")
         return {
             "target": Path(self.target).name,
             "drafts": draft_names(self.drafts),

@@ -8,8 +8,9 @@ from typing import Any
 
 from distillspec.files import write_json, write_text
 from distillspec.provenance import provenance
+from distillspec.recipes.spin.ablation import parts_table
 from distillspec.recipes.spin.kept import PROVENANCE
-from distillspec.recipes.spin.live import BATCHES
+from distillspec.recipes.spin.live import ABLATION, BATCHES
 from distillspec.recipes.spin.live_tables import best_draft, live_table
 from distillspec.recipes.spin.pictures import draw_live, draw_simulated
 from distillspec.recipes.spin.tables import tables
@@ -25,7 +26,10 @@ def write_results(root: Path, live: Mapping[str, Any], simulated: dict[str, Any]
         {"live": live, "simulated": simulated, "drafts": list(drafts), PROVENANCE: provenance([], 0)},
     )
     batches = live.get(BATCHES, {})
-    text = "\n\n".join([*(live_table(batch, found, drafts) for batch, found in batches.items()), tables(simulated)])
+    parts = [live_table(batch, found, drafts) for batch, found in batches.items()]
+    if ABLATION in live:
+        parts.append(parts_table(live[ABLATION]))
+    text = "\n\n".join([*parts, tables(simulated)])
     write_text(root / "results.md", text + "\n")
     draw_simulated(simulated, root / "simulated.png")
     if live:

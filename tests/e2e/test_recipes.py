@@ -122,7 +122,7 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     for layers, name in ((1, "one"), (2, "two")):
         assert distill(["init-draft", "target=tiny", f"draft.layers={layers}", f"hydra.run.dir={name}"]) == 0
     files = ["--prompts", str(prompts), "--drafts", "one,two", "--output", "out", "--target", "tiny"]
-    sizes = ["--batches", "2", "--rounds", "1", "--each", "2", "--tokens", "6", "--rows", "2"]
+    sizes = ["--batches", "2", "--rounds", "1", "--each", "2", "--tokens", "6", "--rows", "2", "--parts"]
     monkeypatch.setattr(sys, "argv", ["spin", *files, *sizes])
     few: dict[str, Any] = {"machines": ("a100-7b-five",), "requests_a_row": 1, "long_requests": 4, "ablation_rows": 2}
     few |= {"full_rows": 4, "regret": Regret(answers=12, seeds=1), "switches": Switches(runs=1)}
@@ -135,6 +135,9 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     assert {"none", "one", "two+ngram", "ngram", "goodput", "lbss"} <= set(batch["tokens_per_s"])
     assert all(len(rates) == 1 for rates in batch["tokens_per_s"].values())
     assert all(sum(chose["requests"].values()) == 2 for chose in batch["chose"].values())
+    parts = found["live"]["parts"]
+    assert set(parts["tokens_per_s"]) == {"base", "selection", "decomposition", "pipelining", "all", "flat"}
+    assert (parts["batch"], parts["best_draft"] in ("one", "two")) == (2, True)
     assert batch["idle"]["none"]["padding"] == 0
     assert all(len(own["prompts"]) == 1 for own in batch["by_domain"].values())
     assert set(batch["alone"]["prompts"]) == {"none", "one", "two", "goodput", "goodput+ngram", "lookup_else_model"}
@@ -164,6 +167,7 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     said = capsys.readouterr().out
     assert "| drafts by |" in said
     assert "| goodput over lookup_else_model |" in said
+    assert "| decomposition | " in said
     assert tables(json.loads(Path("out/simulated.json").read_text())) in said, "whatever the order of its keys"
     monkeypatch.setattr(simulated_part, "simulation", None)  # as nothing is simulated again
     assert Simulated((2,), **few).run(Path("out/simulated.json")) == found["simulated"]
@@ -181,6 +185,10 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
         ("--prompts p.jsonl --drafts d --each 0", "--each 0 must be at least 1"),
         ("--prompts p.jsonl --drafts d --rounds -1", "--rounds -1 must be at least 1"),
         ("--prompts p.jsonl --drafts d --alone -1", "--alone -1 must be at least 0"),
+        (
+            "--prompts p.jsonl --drafts d --batches 1 --parts",
+            "--parts needs a batch above 1: one row has nothing to pad",
+        ),
         ("--jobs 0", "--jobs 0 must be at least 1"),
     ],
 )
