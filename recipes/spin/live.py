@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distillspec.files import write_json
 from distillspec.provenance import provenance
 from distillspec.recipes.rates import best_on_odd
 from distillspec.recipes.spin.ablation import BASE, part_sides
 from distillspec.recipes.spin.answers import Asked
 from distillspec.recipes.spin.kept import PROVENANCE, SETTINGS
+from distillspec.recipes.spin.recorded import recorded_regret
+from distillspec.recipes.spin.regret import Regret
 from distillspec.recipes.spin.rounds import run_rounds
 from distillspec.recipes.spin.sides import COMPARED, LOOKUP, NONE, OURS, Engines, Side, all_sides, choices
 from distillspec.recipes.unseen import unseen_prompts
@@ -20,7 +23,7 @@ from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.draft_loading import draft_names
 
 LONGEST = 900  # tokens of a prompt
-BATCHES, ALONE, ABLATION = "batches", "alone", "parts"  # in the JSON
+BATCHES, ALONE, ABLATION, REGRET = "batches", "alone", "parts", "regret"  # in the JSON
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Live:
         tokens: of an answer.
         selections: to compare with, among the drafts alone.
         parts: whether SPIN's parts are compared, at the largest batch.
+        recorded: prompts of every domain whose greedy answers are recorded with each draft, for regret.
     """
 
     target: str
@@ -49,14 +53,28 @@ class Live:
     temperature: float = 0.0
     selections: Sequence[str] = COMPARED
     parts: bool = False
+    recorded: int = 0
+    regret: Regret = field(default_factory=Regret)
 
-    def run(self) -> dict[str, Any]:
-        """Return tokens a second of each side by batch and round, idle shares, and what goodput chose."""
-        found: dict[str, Any] = {SETTINGS: self._settings(), PROVENANCE: provenance([], 0)}
-        found[BATCHES] = {str(batch): self._batch(batch) for batch in self.batches}
+    def run(self, file: Path) -> dict[str, Any]:
+        """Return tokens a second of each side by batch and round, idle shares, and what goodput chose.
+
+        With them are SPIN's parts, and regret on recorded answers, where these are asked for.
+
+        Args:
+            file: takes each of these when it is known.
+        """
+        batches, most = dict[str, Any](), max(self.batches)
+        found = {SETTINGS: self._settings(), PROVENANCE: provenance([], 0), BATCHES: batches}
+        for batch in self.batches:
+            batches[str(batch)] = self._batch(batch)
+            write_json(file, found)
         if self.parts:
-            batch = max(self.batches)
-            found[ABLATION] = self._parts(batch, found[BATCHES][str(batch)]["tokens_per_s"])
+            found[ABLATION] = self._parts(most, batches[str(most)]["tokens_per_s"])
+            write_json(file, found)
+        if self.recorded:
+            found[REGRET] = self._regret(most)
+            write_json(file, found)
         return found
 
     def _batch(self, batch: int) -> dict[str, Any]:
@@ -92,9 +110,20 @@ class Live:
             found = run_rounds(f"batch {batch}, SPIN's parts", sides, rounds, self._params)
         return {"batch": batch, "best_draft": best, **found.figures()}
 
+    def _regret(self, batch: int) -> dict[str, Any]:
+        with ExitStack() as opened:
+            engine = Engines(self.target, batch, opened).open(self.drafts, proposer="draft_model")
+            prompts = self._prompts(engine, self.recorded).values()
+            asked = [one for alike in zip(*prompts, strict=True) for one in alike]
+            return recorded_regret(engine, asked, self.tokens, self.regret)
+
     def _asked(self, engine: Engine, batch: int) -> dict[str, list[Asked]]:
-        """Return prompts of each file that no draft was trained on, by domain: for mixed rounds, then for others."""
-        count = self.rounds * self.each + (self.alone * max(self.each, batch) if batch > 1 else 0)
+        """Return the prompts of a batch by domain: those of the mixed rounds, then those of one domain alone."""
+        alone = self.alone * max(self.each, batch) if batch > 1 else 0
+        return self._prompts(engine, self.rounds * self.each + alone)
+
+    def _prompts(self, engine: Engine, count: int) -> dict[str, list[Asked]]:
+        """Return the first prompts of each file that no draft was trained on, by domain."""
         drafts = list(engine.drafts.values())
         prompts = {file.stem: unseen_prompts(file, engine.target, drafts, count, LONGEST) for file in self.files}
         return {
@@ -113,7 +142,7 @@ class Live:
 
     def _settings(self) -> dict[str, Any]:
         """Return what the figures hang on, without the paths of files."""
-        plain = ("batches", "rounds", "each", "alone", "tokens", "temperature", "selections", "parts")
+        plain = ("batches", "rounds", "each", "alone", "tokens", "temperature", "selections", "parts", "recorded")
         return {
             "target": Path(self.target).name,
             "drafts": draft_names(self.drafts),

@@ -33,9 +33,13 @@ def draw_live(live: Mapping[str, Any], best: Mapping[str, str], path: Path) -> N
     write_png(path, figure)
 
 
-def draw_simulated(found: Mapping[str, Any], path: Path) -> None:
-    """Draw regret on each trace, and the first machine's micro-batches with the dearest draft and the most rows."""
-    traces = {name: found[REGRET][name] for name in TRACES}
+def draw_simulated(found: Mapping[str, Any], recorded: Mapping[str, Any], path: Path) -> None:
+    """Draw regret on each trace, and the first machine's micro-batches with the dearest draft and the most rows.
+
+    Args:
+        recorded: regret on further traces.
+    """
+    traces = {**{name: found[REGRET][name] for name in TRACES}, **recorded}
     figure = Figure(figsize=(4 * (len(traces) + 1), 3.6), dpi=110, layout="constrained")
     axes: Sequence[Axes] = figure.subplots(1, len(traces) + 1, squeeze=False)[0]
     for axis, (name, own) in zip(axes, traces.items(), strict=False):

@@ -10,10 +10,10 @@ from distillspec.files import write_json, write_text
 from distillspec.provenance import provenance
 from distillspec.recipes.spin.ablation import parts_table
 from distillspec.recipes.spin.kept import PROVENANCE
-from distillspec.recipes.spin.live import ABLATION, BATCHES
+from distillspec.recipes.spin.live import ABLATION, BATCHES, REGRET
 from distillspec.recipes.spin.live_tables import best_draft, live_table
 from distillspec.recipes.spin.pictures import draw_live, draw_simulated
-from distillspec.recipes.spin.tables import tables
+from distillspec.recipes.spin.tables import regret_table, tables
 
 
 def write_results(root: Path, live: Mapping[str, Any], simulated: dict[str, Any], drafts: Sequence[str]) -> str:
@@ -29,9 +29,11 @@ def write_results(root: Path, live: Mapping[str, Any], simulated: dict[str, Any]
     parts = [live_table(batch, found, drafts) for batch, found in batches.items()]
     if ABLATION in live:
         parts.append(parts_table(live[ABLATION]))
+    recorded = {"recorded answers": live[REGRET]} if REGRET in live else {}
+    parts += [regret_table(name, own) for name, own in recorded.items()]
     text = "\n\n".join([*parts, tables(simulated)])
     write_text(root / "results.md", text + "\n")
-    draw_simulated(simulated, root / "simulated.png")
+    draw_simulated(simulated, recorded, root / "simulated.png")
     if live:
         best = {batch: best_draft(found, drafts) for batch, found in batches.items()}
         draw_live(batches, best, root / "spin.png")

@@ -19,7 +19,7 @@ from distillspec.serving.simulation import load_hardware
 def tables(found: Mapping[str, Any]) -> str:
     """Return the tables of what `Simulated.run` found. Keys of its JSON are in no order of use."""
     parts = [_of_machine(name, found[MACHINES][name]) for name in found[SETTINGS]["machines"]]
-    regrets = [_of_trace(name, found[REGRET][name]) for name in TRACES]
+    regrets = [regret_table(name, found[REGRET][name]) for name in TRACES]
     return "\n\n".join([*parts, _trials(found[TRIALS]), _switches(found[SWITCHES]), *regrets])
 
 
@@ -94,14 +94,17 @@ def _switches(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _of_trace(name: str, own: Mapping[str, Any]) -> str:
+def regret_table(name: str, own: Mapping[str, Any]) -> str:
+    """Return the table of one trace's curves."""
     lines = [f"Regret on {name}, in answers of the oracle:", ""]
-    lines += ["| selection | after all | per doubling | r² of log | per answer | r² of the line |", f"|{'---|' * 6}"]
+    headings = ("selection", "seeds", "after all", "per doubling", "r² of log", "per answer", "r² of the line")
+    lines += [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
     for chosen in LEARNING:
         regret = own["regret"][chosen]
         log, linear = (own["fits"][chosen][kind] for kind in ("log2", "linear"))
         slopes = f"{log['slope']:.2f} | {log['r2']:.2f} | {linear['slope']:.3f} | {linear['r2']:.2f}"
-        lines.append(f"| {chosen} | {regret[-1]:.1f} of {own['answers'][-1]} | {slopes} |")
+        after = f"{regret[-1]:.1f} ± {own['two_errors'][chosen]:.1f} of {own['answers'][-1]}"
+        lines.append(f"| {chosen} | {own['seeds'][chosen]} | {after} | {slopes} |")
     return "\n".join(lines)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy
 import pytest
 
-from distillspec.recipes.spin.regret import LEARNING, TRACES, Regret, fits
+from distillspec.recipes.spin import regret
+from distillspec.recipes.spin.regret import FEWEST, LEARNING, TRACES, Regret, fits
+from distillspec.recipes.spin.switches import LOAD, MACHINE
+from distillspec.serving.simulation import make_workload
 
 
 def test_fits_tell_logarithmic_growth_from_linear() -> None:
@@ -25,3 +30,15 @@ def test_each_trace_has_a_curve_of_each_selection(trace: str) -> None:
     assert own["answers"][-1] == 9
     assert set(own["regret"]) == set(own["fits"]) == set(LEARNING)
     assert all(len(regret) == len(own["answers"]) for regret in own["regret"].values())
+
+
+def test_seeds_that_agree_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = make_workload(replace(LOAD, requests=9, output_tokens=16), 1e6, 0)
+    study = Regret(seeds=5, policy="fixed-2")
+    monkeypatch.setattr(regret, "NARROW", 0.0)
+    wide = study.curves(asked, MACHINE)
+    assert wide["seeds"]["epsilon_greedy"] == 5, "its draws differ"
+    monkeypatch.setattr(regret, "NARROW", 10.0)
+    narrow = study.curves(asked, MACHINE)
+    assert set(narrow["seeds"].values()) == {FEWEST}
+    assert 0 < wide["two_errors"]["epsilon_greedy"] < 9
