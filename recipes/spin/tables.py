@@ -103,7 +103,8 @@ def regret_table(name: str, own: Mapping[str, Any]) -> str:
         regret = own["regret"][chosen]
         log, linear = (own["fits"][chosen][kind] for kind in ("log2", "linear"))
         slopes = f"{log['slope']:.2f} | {log['r2']:.2f} | {linear['slope']:.3f} | {linear['r2']:.2f}"
-        after = f"{regret[-1]:.1f} ± {own['two_errors'][chosen]:.1f} of {own['answers'][-1]}"
+        error = f" ± {own['two_errors'][chosen]:.1f}" if own["seeds"][chosen] > 1 else ""
+        after = f"{regret[-1]:.1f}{error} of {own['answers'][-1]}"
         lines.append(f"| {chosen} | {own['seeds'][chosen]} | {after} | {slopes} |")
     return "\n".join(lines)
 

@@ -13,7 +13,7 @@ from distillspec.serving.selection.selecting import SelectingController, selecti
 from distillspec.serving.simulation import Hardware, SimulatedRequest, Simulation, SimulationResult
 
 LEARNT = "learnt"  # the selection that has learnt from these requests already
-PIECES = 10  # of the stream, whose ratios have an interval
+PIECES, A_ROW = 10, 4  # of the stream, whose ratios have an interval; answers of a row that a piece has at least
 
 
 def cost_of_trials(machine: Hardware, asked: Sequence[SimulatedRequest], policy: str, best: str) -> dict[str, Any]:
@@ -30,6 +30,7 @@ def cost_of_trials(machine: Hardware, asked: Sequence[SimulatedRequest], policy:
     first = simulation(machine, asked, policy, "goodput")
     result, own = first.run(), _selecting(first)
     tokens = sum(request.output_tokens for request in asked)
+    pieces = max(1, min(PIECES, len(asked) // (A_ROW * machine.slots)))
     knowing = {
         LEARNT: _with_learnt(machine, asked, policy, own.selection).run(),
         best: simulation(machine, asked, policy, best).run(),
@@ -40,7 +41,7 @@ def cost_of_trials(machine: Hardware, asked: Sequence[SimulatedRequest], policy:
         "lost": own.figures.lost / tokens,
         "tokens_per_s": rate(result),
         "best_draft": best,
-        "over": {name: _compared(result, other) for name, other in knowing.items()},
+        "over": {name: _compared(result, other, pieces) for name, other in knowing.items()},
     }
 
 
@@ -56,9 +57,8 @@ def piece_rates(result: SimulationResult, pieces: int) -> list[float]:
     return found
 
 
-def _compared(result: SimulationResult, other: SimulationResult) -> dict[str, Any]:
+def _compared(result: SimulationResult, other: SimulationResult, pieces: int) -> dict[str, Any]:
     """Return a run's tokens a second over another's, as a whole and by pieces."""
-    pieces = min(PIECES, len(result.requests))
     rates = zip(piece_rates(result, pieces), piece_rates(other, pieces), strict=True)
     by_piece = [own / known for own, known in rates]
     return {

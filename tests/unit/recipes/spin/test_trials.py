@@ -25,7 +25,7 @@ def test_learning_costs_what_a_selection_that_has_learnt_writes_more() -> None:
     assert learnt["ratio"] < 1, "finding out costs something"
     assert found["over"][BEST]["tokens_per_s"] == rate(simulation(MACHINE, ASKED, "fixed-3", BEST).run())
     assert learnt["interval"][1] <= learnt["interval"][0] <= learnt["interval"][2]
-    assert len(learnt["by_piece"]) == 10
+    assert len(learnt["by_piece"]) == 60 // (4 * 4), "a piece has four answers of each row"
 
 
 def test_pieces_of_a_run_have_all_its_tokens_and_seconds() -> None:
