@@ -78,7 +78,7 @@ class Simulation:
 
     @property
     def result(self) -> SimulationResult:
-        """What has happened so far, to the requests that have arrived."""
+        """Requests that have arrived and steps so far. It is whole when there is no work left."""
         return SimulationResult(self.requests, tuple(s.stats for s in self.arrived), tuple(self._steps))
 
     def run(self) -> SimulationResult:
