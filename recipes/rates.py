@@ -21,9 +21,10 @@ def interval(found: Sequence[float]) -> tuple[float, float, float]:
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
-def shown(found: tuple[float, float, float]) -> str:
-    """Return an interval for a table."""
-    return "{:.2f} [{:.2f}, {:.2f}]".format(*found)
+def shown(found: Sequence[float], places: int = 2) -> str:
+    """Return an interval for a table, with so many decimal places."""
+    mean, low, high = (f"{value:.{places}f}" for value in found)
+    return f"{mean} [{low}, {high}]"
 
 
 def best_of(rates: Mapping[str, Sequence[float]], names: Sequence[str]) -> str:

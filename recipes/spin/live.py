@@ -2,50 +2,28 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from distillspec.config import TargetConfig
-from distillspec.config.registry import SELECTIONS
-from distillspec.evaluation.turns import in_turn
-from distillspec.models import load_target
-from distillspec.progress import progress
-from distillspec.recipes.spin.idle import Idle
+from distillspec.files import write_json
+from distillspec.provenance import provenance
+from distillspec.recipes.rates import best_on_odd
+from distillspec.recipes.spin.ablation import BASE, part_sides
+from distillspec.recipes.spin.answers import Asked
+from distillspec.recipes.spin.kept import PROVENANCE, SETTINGS
+from distillspec.recipes.spin.recorded import recorded_regret
+from distillspec.recipes.spin.regret import Regret
+from distillspec.recipes.spin.rounds import run_rounds
+from distillspec.recipes.spin.sides import COMPARED, LOOKUP, NONE, OURS, Engines, Side, all_sides, choices
 from distillspec.recipes.unseen import unseen_prompts
-from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
-from distillspec.serving.base.controllers import LengthController
-from distillspec.serving.baselines.named import named_controller
-from distillspec.serving.draft_loading import draft_names, evaluated, load_drafts
-from distillspec.serving.selection.named import compared_selection
-from distillspec.serving.selection.selecting import selecting
+from distillspec.serving import Engine, SamplingParams
+from distillspec.serving.draft_loading import draft_names
 
-NONE = "none"  # no speculation
-NGRAM = "ngram"  # the source without a model that stands beside drafts
-BESIDE = "+ngram"  # after the name of a draft, or of goodput, that it stands beside
-GOODPUT = "goodput"  # among the drafts alone
-LOOKUP = "lookup_else_model"
-COMPARED = tuple(name for name in SELECTIONS if name not in ("fixed", GOODPUT, LOOKUP))
 LONGEST = 900  # tokens of a prompt
-
-
-class Asked(NamedTuple):
-    """A prompt and its domain."""
-
-    domain: str
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Side:
-    """A controller and the engine that it plans for."""
-
-    engine: Engine
-    controller: LengthController
+BATCHES, ALONE, ABLATION, REGRET = "batches", "alone", "parts", "regret"  # in the JSON
 
 
 @dataclass(frozen=True)
@@ -57,8 +35,11 @@ class Live:
         drafts: folders. `lookup_else_model` uses the first where nothing is found.
         batches: slots of the engines.
         rounds: each asks `each` prompts of every domain of every side.
+        alone: rounds of each domain alone, at batches above 1. With one slot every prompt is answered alone.
         tokens: of an answer.
         selections: to compare with, among the drafts alone.
+        parts: whether SPIN's parts are compared, at the largest batch.
+        recorded: prompts of every domain whose greedy answers are recorded with each draft, for regret.
     """
 
     target: str
@@ -67,127 +48,104 @@ class Live:
     batches: Sequence[int] = (1, 4)
     rounds: int = 6
     each: int = 4
+    alone: int = 6
     tokens: int = 96
     temperature: float = 0.0
     selections: Sequence[str] = COMPARED
+    parts: bool = False
+    recorded: int = 0
+    regret: Regret = field(default_factory=Regret)
 
-    def run(self) -> dict[str, Any]:
-        """Return tokens a second of each side by batch and round, idle shares, and what goodput chose."""
-        return {str(batch): self._batch(batch) for batch in self.batches}
+    def run(self, file: Path) -> dict[str, Any]:
+        """Return tokens a second of each side by batch and round, idle shares, and what goodput chose.
+
+        With them are SPIN's parts, and regret on recorded answers, where these are asked for.
+
+        Args:
+            file: takes each of these when it is known.
+        """
+        batches, most = dict[str, Any](), max(self.batches)
+        found = {SETTINGS: self._settings(), PROVENANCE: provenance([], 0), BATCHES: batches}
+        for batch in self.batches:
+            batches[str(batch)] = self._batch(batch)
+            write_json(file, found)
+        if self.parts:
+            found[ABLATION] = self._parts(most, batches[str(most)]["tokens_per_s"])
+            write_json(file, found)
+        if self.recorded:
+            found[REGRET] = self._regret(most)
+            write_json(file, found)
+        return found
 
     def _batch(self, batch: int) -> dict[str, Any]:
         with ExitStack() as opened:
-            sides = self._sides(batch, opened)
-            engine = sides[NONE].engine
-            asked = self._asked(engine, self.rounds * self.each)
-            rates: dict[str, list[float]] = {name: [] for name in sides}
-            by_domain: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
-            idle = {name: Idle() for name in sides}
-            line = opened.enter_context(progress(f"batch {batch}"))
-            for round_ in range(self.rounds):
-                parts = [part[round_ * self.each : (round_ + 1) * self.each] for part in asked.values()]
-                own = [one for alike in zip(*parts, strict=True) for one in alike]  # of all domains in turn
-                for place, name in enumerate(in_turn(sides, round_)):
-                    line.update((round_ + place / len(sides)) / self.rounds, name)
-                    spent = self._answer(name, sides[name], own, batch, round_, idle[name])
-                    rates[name].append(sum(n for n, _ in spent.values()) / sum(s for _, s in spent.values()))
-                    for domain, (tokens, seconds) in spent.items():
-                        by_domain[name].setdefault(domain, []).append(tokens / seconds)
-            chosen = {name: _figures(sides[name].controller) for name in (GOODPUT, f"{GOODPUT}{BESIDE}")}
-        return {
-            "tokens_per_s": rates,
-            "by_domain": {
-                name: {domain: statistics.median(found) for domain, found in own.items()}
-                for name, own in by_domain.items()
-            },
-            "idle": {name: own.shares() for name, own in idle.items()},
-            "chose": chosen,
-        }
-
-    def _asked(self, engine: Engine, count: int) -> dict[str, list[Asked]]:
-        """Return `count` prompts of each file that no draft was trained on, by domain."""
-        drafts = list(engine.drafts.values())
-        prompts = {file.stem: unseen_prompts(file, engine.target, drafts, count, LONGEST) for file in self.files}
-        return {domain: [Asked(domain, ids) for ids in own] for domain, own in prompts.items()}
-
-    def _sides(self, batch: int, opened: ExitStack) -> dict[str, Side]:
-        """Return all sides by name. Sides with the same sources share an engine."""
-        names = draft_names(self.drafts)
-        alone, beside, looking, ngram = (
-            self._engine(batch, opened, proposer, self.drafts if proposer != NGRAM else ())
-            for proposer in ("draft_model", [NGRAM, "draft_model"], LOOKUP, NGRAM)
-        )
-        return {
-            NONE: Side(alone, named_controller(NONE, alone.settings.speculation_length, alone.costs)),
-            **{name: _side(alone, name) for name in names},
-            **{f"{name}{BESIDE}": _side(beside, name) for name in names},
-            NGRAM: Side(ngram, _inside(ngram)),
-            GOODPUT: _side(alone, GOODPUT),
-            f"{GOODPUT}{BESIDE}": _side(beside, GOODPUT),
-            LOOKUP: _side(looking, LOOKUP),
-            **{name: _side(alone, name) for name in self.selections},
-        }
-
-    def _engine(self, batch: int, opened: ExitStack, proposer: str | list[str], drafts: Sequence[str]) -> Engine:
-        target = load_target(TargetConfig(path=self.target))
-        settings = EngineSettings(
-            max_slots=batch, max_model_len=1024, prefix_reuse=False, compile=False, proposer=proposer
-        )
-        engine = Engine(target, load_drafts(list(drafts), target) if drafts else None, settings)
-        opened.callback(engine.close)
-        return engine
-
-    def _answer(
-        self, name: str, side: Side, asked: Sequence[Asked], batch: int, round_: int, idle: Idle
-    ) -> dict[str, tuple[int, float]]:
-        """Answer prompts, alone one by one, else together. Return tokens and seconds by domain, or of "all".
-
-        Each prompt has a seed, so that the same text is written whatever drafts. A side is a tenant of its own, so that
-        its n-grams know its own answers alone. How far their chances are believed is learnt from all sides together.
-        """
-        engine = side.engine
-        engine.use_controller(side.controller)
-        engine.forget_prompts()
-        seeded = [(round_ * len(asked) + place, one) for place, one in enumerate(asked)]
-        groups = [[pair] for pair in seeded] if batch == 1 else [seeded]
-        found: dict[str, tuple[int, float]] = {}
-        for group in groups:
-            started = time.perf_counter()
-            for seed, one in group:
-                params = SamplingParams(temperature=self.temperature, max_tokens=self.tokens, seed=seed)
-                engine.submit(Request(str(seed), one.ids, params, tenant=name, domain=one.domain))
-            written = _written(engine, idle)
-            key = group[0][1].domain if batch == 1 else "all"
-            tokens, seconds = found.get(key, (0, 0.0))
-            tokens += written
-            found[key] = tokens, seconds + time.perf_counter() - started
+            sides = all_sides(Engines(self.target, batch, opened), self.drafts, self.selections)
+            asked = self._asked(sides[NONE].engine, batch)
+            mixed = run_rounds(f"batch {batch}", sides, self._mixed(asked), self._params)
+            found = {**mixed.figures(), "chose": {name: choices(sides[name].controller) for name in OURS}}
+            if batch > 1 and self.alone:
+                found[ALONE] = self._alone(batch, sides, asked)
         return found
 
+    def _alone(self, batch: int, sides: dict[str, Side], asked: dict[str, list[Asked]]) -> dict[str, Any]:
+        """Return tokens a second by domain, side and round, where nothing else is asked at the same time."""
+        compared = {name: sides[name] for name in (NONE, *draft_names(self.drafts), *OURS, LOOKUP)}
+        first, count = self.rounds * self.each, max(self.each, batch)
+        found = {}
+        for domain, own in asked.items():
+            rounds = [own[place : place + count] for place in range(first, len(own), count)]
+            found[domain] = run_rounds(f"batch {batch}, {domain} alone", compared, rounds, self._params).whole
+        return found
 
-def _written(engine: Engine, idle: Idle) -> int:
-    """Step until all requests are answered. Return their tokens."""
-    tokens = 0
-    while engine.has_work:
-        output = engine.step()
-        idle.add(output.result)
-        tokens += sum(len(done.token_ids) for done in output.finished)
-    return tokens
+    def _parts(self, batch: int, rates: dict[str, list[float]]) -> dict[str, Any]:
+        """Return tokens a second with each of SPIN's parts, on the prompts of the mixed rounds.
 
+        Args:
+            rates: of all sides at this batch.
+        """
+        best = best_on_odd(rates, draft_names(self.drafts))
+        with ExitStack() as opened:
+            sides = part_sides(Engines(self.target, batch, opened), self.drafts, best)
+            rounds = self._mixed(self._asked(sides[BASE].engine, batch))
+            found = run_rounds(f"batch {batch}, SPIN's parts", sides, rounds, self._params)
+        return {"batch": batch, "best_draft": best, **found.figures()}
 
-def _inside(engine: Engine) -> LengthController:
-    return named_controller(GOODPUT, engine.settings.speculation_length, engine.costs)
+    def _regret(self, batch: int) -> dict[str, Any]:
+        with ExitStack() as opened:
+            engine = Engines(self.target, batch, opened).open(self.drafts, proposer="draft_model")
+            prompts = self._prompts(engine, self.recorded).values()
+            asked = [one for alike in zip(*prompts, strict=True) for one in alike]
+            return recorded_regret(engine, asked, self.tokens, self.regret)
 
+    def _asked(self, engine: Engine, batch: int) -> dict[str, list[Asked]]:
+        """Return the prompts of a batch by domain: those of the mixed rounds, then those of one domain alone."""
+        alone = self.alone * max(self.each, batch) if batch > 1 else 0
+        return self._prompts(engine, self.rounds * self.each + alone)
 
-def _side(engine: Engine, name: str) -> Side:
-    """Return a side with a selection, or with a draft for every request."""
-    known = evaluated(engine.drafts)
-    drafts = list(engine.drafts)
-    return Side(engine, compared_selection(_inside(engine), name, drafts, {}, expected=known, costs=engine.costs))
+    def _prompts(self, engine: Engine, count: int) -> dict[str, list[Asked]]:
+        """Return the first prompts of each file that no draft was trained on, by domain."""
+        drafts = list(engine.drafts.values())
+        prompts = {file.stem: unseen_prompts(file, engine.target, drafts, count, LONGEST) for file in self.files}
+        return {
+            domain: [Asked(domain, ids, place * len(prompts) + number) for place, ids in enumerate(own)]
+            for number, (domain, own) in enumerate(prompts.items())
+        }
 
+    def _mixed(self, asked: dict[str, list[Asked]]) -> list[list[Asked]]:
+        """Return the prompts of each round, of all domains in turn."""
+        rounds = [range(round_ * self.each, (round_ + 1) * self.each) for round_ in range(self.rounds)]
+        return [[own[place] for place in places for own in asked.values()] for places in rounds]
 
-def _figures(controller: LengthController) -> dict[str, Any]:
-    """Return what a selection has chosen, and the tokens of its trials."""
-    chosen = selecting(controller)
-    assert chosen is not None
-    figures = {name: dict(getattr(chosen.figures, name)) for name in ("requests", "tokens", "switches")}
-    return {**figures, "explored": chosen.figures.explored, "lost": chosen.figures.lost}
+    @property
+    def _params(self) -> SamplingParams:
+        return SamplingParams(temperature=self.temperature, max_tokens=self.tokens)
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what the figures hang on, without the paths of files."""
+        plain = ("batches", "rounds", "each", "alone", "tokens", "temperature", "selections", "parts", "recorded")
+        return {
+            "target": Path(self.target).name,
+            "drafts": draft_names(self.drafts),
+            "domains": [file.stem for file in self.files],
+            **{name: getattr(self, name) for name in plain},
+        }

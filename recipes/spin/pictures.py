@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 
 from distillspec.files import write_png
 from distillspec.recipes.rates import interval, ratios
+from distillspec.recipes.spin.kept import SETTINGS
 from distillspec.recipes.spin.layouts import COUNTS
-from distillspec.recipes.spin.simulated import REGRET
-from distillspec.recipes.spin.tables import machines_of
+from distillspec.recipes.spin.regret import LEARNING, TRACES
+from distillspec.recipes.spin.simulated import MACHINES, REGRET
 
 
 def draw_live(live: Mapping[str, Any], best: Mapping[str, str], path: Path) -> None:
@@ -32,20 +33,25 @@ def draw_live(live: Mapping[str, Any], best: Mapping[str, str], path: Path) -> N
     write_png(path, figure)
 
 
-def draw_simulated(found: Mapping[str, Any], path: Path) -> None:
-    """Draw regret on each trace, and the first machine's micro-batches with the dearest draft and the most rows."""
-    traces = found[REGRET][""]
+def draw_simulated(found: Mapping[str, Any], recorded: Mapping[str, Any], path: Path) -> None:
+    """Draw regret on each trace, and the first machine's micro-batches with the dearest draft and the most rows.
+
+    Args:
+        recorded: regret on further traces.
+    """
+    traces = {**{name: found[REGRET][name] for name in TRACES}, **recorded}
     figure = Figure(figsize=(4 * (len(traces) + 1), 3.6), dpi=110, layout="constrained")
     axes: Sequence[Axes] = figure.subplots(1, len(traces) + 1, squeeze=False)[0]
     for axis, (name, own) in zip(axes, traces.items(), strict=False):
-        for chosen, regret in own["regret"].items():
-            axis.plot(own["answers"], regret, label=chosen)
+        for chosen in LEARNING:
+            axis.plot(own["answers"], own["regret"][chosen], label=chosen)
         axis.set(title=name, xlabel="answers", ylabel="regret, answers of the oracle", xscale="log")
         axis.legend(fontsize="small")
-    machine, curves = next(iter(machines_of(found).items()))
-    rows, drafts = list(curves["micro_batches"].items())[-1]
-    _idle(axes[-1], drafts[-1])
-    axes[-1].set_title(f"{machine}, {rows} rows, {drafts[-1]['draft']}")
+    machine = found[SETTINGS]["machines"][0]
+    curves = found[MACHINES][machine]["micro_batches"]
+    dearest = curves[rows := max(curves, key=int)][-1]
+    _idle(axes[-1], dearest)
+    axes[-1].set_title(f"{machine}, {rows} rows, {dearest['draft']}")
     write_png(path, figure)
 
 

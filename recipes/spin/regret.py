@@ -5,7 +5,7 @@ Regret is the time that a selection has taken more than the oracle, in answers o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +16,14 @@ from distillspec.config.simulation import WorkloadConfig
 from distillspec.recipes.spin.runs import simulation
 from distillspec.serving.simulation import Hardware, SimulatedRequest, load_hardware, load_workload, make_workload
 
-SELECTIONS = ("lbss", "epsilon_greedy", "goodput")
+LEARNING = ("lbss", "epsilon_greedy", "goodput")  # selections that learn
 ONE, FIVE, DRIFT = "one kind", "five kinds", "drift"
+TRACES = (ONE, FIVE, DRIFT)
 KINDS = ("sql", "maths", "summaries")  # of the trace that drifts, one after another. The first is that of one kind
 POINTS = 40  # of a curve
-FITTED = 8  # answers before the first point that fits go by
+FITTED, LEAST = 8, 16  # answers before the first point that fits go by, and at least of a trace
+
+FEWEST, NARROW = 3, 0.005  # seeds; and two standard errors of regret, over all answers, that need no more of them
 
 Floats = NDArray[numpy.float64]
 
@@ -31,7 +34,7 @@ class Regret:
 
     Attributes:
         answers: of each trace.
-        seeds: of each selection, whose regrets are averaged.
+        seeds: of each selection at most, whose regrets are averaged. Fewer are run where they agree.
     """
 
     answers: int = 450
@@ -40,32 +43,53 @@ class Regret:
     workload: str = "five-domains"
     policy: str = "goodput"
 
-    def run(self) -> dict[str, Any]:
-        """Return the curves of each trace: answers, and the regret of each selection after them, with its fits."""
-        load = load_workload(self.workload)
-        traces: Mapping[str, Callable[[], list[SimulatedRequest]]] = {
-            ONE: lambda: _of_kinds(load, KINDS[:1], self.answers),
-            FIVE: lambda: make_workload(replace(load, requests=self.answers), 1e6, 0),
-            DRIFT: lambda: _of_kinds(load, KINDS, self.answers),
-        }
-        return {name: self._curves(make()) for name, make in traces.items()}
+    def run(self, trace: str) -> dict[str, Any]:
+        """Return the curves of a drawn trace: answers, and the regret of each selection after them, with its fits."""
+        return self.curves(self._drawn(trace), load_hardware(self.machine))
 
-    def _curves(self, asked: Sequence[SimulatedRequest]) -> dict[str, Any]:
-        machine = replace(load_hardware(self.machine), slots=1)
+    def _drawn(self, trace: str) -> list[SimulatedRequest]:
+        load = load_workload(self.workload)
+        if trace == FIVE:
+            return make_workload(replace(load, requests=self.answers), 1e6, 0)
+        return _of_kinds(load, KINDS[:1] if trace == ONE else KINDS, self.answers)
+
+    def curves(self, asked: Sequence[SimulatedRequest], hardware: Hardware) -> dict[str, Any]:
+        """Return the curves of answers one after another on a machine."""
+        machine = replace(hardware, slots=1)
         best = self._ends(machine, asked, "oracle", 0)
         at = numpy.unique(numpy.geomspace(1, len(asked), POINTS).round().astype(int))
-        found: dict[str, Any] = {"answers": at.tolist(), "oracle_s": float(best[-1]), "regret": {}, "fits": {}}
-        for name in SELECTIONS:
-            ends = numpy.mean([self._ends(machine, asked, name, seed) for seed in range(self.seeds)], axis=0)
-            regret = (ends - best)[at - 1] / (best[-1] / len(asked))
+        found: dict[str, Any] = {"answers": at.tolist(), "oracle_s": float(best[-1])}
+        found |= {"regret": {}, "fits": {}, "seeds": {}, "two_errors": {}}
+        an_answer_s = best[-1] / len(asked)
+        for name in LEARNING:
+            runs = self._runs(machine, asked, name, NARROW * float(best[-1]))
+            regret = (numpy.mean(runs, axis=0) - best)[at - 1] / an_answer_s
             found["regret"][name] = regret.tolist()
             found["fits"][name] = fits(at[at >= FITTED].astype(float), regret[at >= FITTED])
+            found["seeds"][name], found["two_errors"][name] = len(runs), _two_errors(runs) / an_answer_s
         return found
+
+    def _runs(
+        self, machine: Hardware, asked: Sequence[SimulatedRequest], selection: str, narrow_s: float
+    ) -> list[Floats]:
+        """Return the ends of answers `[answers]` with some seeds, until two standard errors of the last are narrow."""
+        runs = list[Floats]()
+        for seed in range(self.seeds):
+            runs.append(self._ends(machine, asked, selection, seed))
+            if len(runs) >= FEWEST and _two_errors(runs) <= narrow_s:
+                break
+        return runs
 
     def _ends(self, machine: Hardware, asked: Sequence[SimulatedRequest], selection: str, seed: int) -> Floats:
         """Return the seconds `[answers]` at which each answer is finished."""
         result = simulation(machine, asked, self.policy, selection, seed).run()
         return numpy.array([stats.finished_s for stats in result.stats], dtype=float)
+
+
+def _two_errors(runs: Sequence[Floats]) -> float:
+    """Return two standard errors of the mean of the last answer's end, in seconds. 0 for a single run."""
+    last = [float(run[-1]) for run in runs]
+    return 2 * float(numpy.std(last, ddof=1)) / len(last) ** 0.5 if len(last) > 1 else 0.0
 
 
 def fits(at: Floats, regret: Floats) -> dict[str, dict[str, float]]:

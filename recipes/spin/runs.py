@@ -35,6 +35,11 @@ def rate(result: SimulationResult) -> float:
     return sum(request.output_tokens for request in result.requests) / (last.at_s + last.seconds)
 
 
+def draft_rates(machine: Hardware, asked: Sequence[SimulatedRequest], policy: str) -> dict[str, float]:
+    """Return the tokens a second with each draft for all requests."""
+    return {draft: rate(simulation(machine, asked, policy, draft).run()) for draft in machine.latency.members}
+
+
 def by_domain(result: SimulationResult) -> dict[str, float]:
     """Return the tokens a second of one row, while it answers requests of a domain."""
     tokens, seconds = dict[str, int](), dict[str, float]()

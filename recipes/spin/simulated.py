@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distillspec.files import write_json
-from distillspec.progress import progress
-from distillspec.provenance import provenance
+from distillspec.recipes.spin.kept import kept
 from distillspec.recipes.spin.layouts import memory_end, micro_batches
-from distillspec.recipes.spin.regret import Regret
-from distillspec.recipes.spin.runs import PLAIN, by_domain, rate, simulation
-from distillspec.serving.selection.selecting import selecting
+from distillspec.recipes.spin.regret import TRACES, Regret
+from distillspec.recipes.spin.runs import PLAIN, by_domain, draft_rates, rate, simulation
+from distillspec.recipes.spin.stages import Stage, fill
+from distillspec.recipes.spin.switches import Switches
+from distillspec.recipes.spin.trials import cost_of_trials
 from distillspec.serving.simulation import (
     Hardware,
     SimulatedRequest,
@@ -33,7 +33,8 @@ PARTS: dict[str, tuple[bool, dict[str, Any]]] = {
     "pipelining": (False, {"micro_batches": 0}),
     "all": (True, {"padded_attention": False, "micro_batches": 0}),
 }
-TRIALS, REGRET, PROVENANCE = "trials", "regret", "provenance"  # beside the machines
+MACHINES, TRIALS, REGRET, SWITCHES = "machines", "trials", "regret", "switches"  # in the JSON
+COMPARED = "selections"  # of a machine, by rows
 
 
 @dataclass(frozen=True)
@@ -49,31 +50,49 @@ class Simulated:
     long_requests: int = 10_000  # over which trials are counted
     policy: str = "goodput"
     regret: Regret = field(default_factory=Regret)
+    switches: Switches = field(default_factory=Switches)
 
-    def run(self, file: Path) -> dict[str, Any]:
-        """Return the figures of each machine, what trials cost over a long stream, and regret over time.
+    def run(self, file: Path, jobs: int = 1) -> dict[str, Any]:
+        """Return the figures of each machine, of switches, what trials cost over a long stream, and regret over time.
 
         Args:
-            file: takes each figure when it is known. What it has is not simulated again.
+            file: takes each figure when it is known. A later run of the same code and settings goes on from there.
+            jobs: processes side by side.
         """
-        found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-        stages: list[tuple[str, str, Callable[[], Any]]] = [
-            *((name, str(rows), partial(self._selections, name, rows)) for rows in self.rows for name in self.machines),
-            *((name, "parts", partial(self._parts, name)) for name in self.machines),
-            *((name, "micro_batches", partial(self._micro_batches, name)) for name in self.machines),
-            *((name, "memory", partial(self._memory, name)) for name in self.machines),
-            (TRIALS, "", self._trials),
-            (REGRET, "", self.regret.run),
-        ]
-        with progress("simulating") as line:
-            for place, (name, what, simulate) in enumerate(stages):
-                line.update(place / len(stages), f"{name} {what}")
-                own = found.setdefault(name, {})
-                if what not in own:
-                    own[what] = simulate()
-                    found[PROVENANCE] = provenance([], 0)  # of the newest figure
-                    write_json(file, found)
+        found = kept(file, asdict(self))
+        for stages in (self._comparisons, self._others):
+            fill(found, stages(found), jobs, lambda: write_json(file, found))
         return found
+
+    def _comparisons(self, found: Mapping[str, Any]) -> list[Stage]:
+        """Return the stages that tell the best drafts. Those with many rows take longest, and begin."""
+        return [
+            Stage((MACHINES, name, COMPARED, str(rows)), partial(self._selections, name, rows))
+            for rows in sorted(self.rows, reverse=True)
+            for name in self.machines
+        ]
+
+    def _others(self, found: Mapping[str, Any]) -> list[Stage]:
+        best = partial(self._best, found)
+        return [
+            Stage((TRIALS,), partial(self._trials, best(self.machines[0], self.ablation_rows))),
+            *(Stage((REGRET, trace), partial(self.regret.run, trace)) for trace in TRACES),
+            *(
+                Stage((MACHINES, name, what), partial(simulate, name))
+                for what, simulate in (("micro_batches", self._micro_batches), ("parts", self._parts))
+                for name in self.machines
+            ),
+            *(
+                Stage((MACHINES, name, "memory"), partial(self._memory, name, best(name, self.full_rows)))
+                for name in self.machines
+            ),
+            Stage((SWITCHES,), self.switches.run),
+        ]
+
+    def _best(self, found: Mapping[str, Any], name: str, rows: int) -> str | None:
+        """Return the best single draft, None if it was not compared at so many rows."""
+        compared = found[MACHINES][name][COMPARED].get(str(rows))
+        return None if compared is None else compared["best_draft"]
 
     def _selections(self, name: str, rows: int) -> dict[str, Any]:
         """Return tokens a second without drafts, with each draft for all requests, and by each selection."""
@@ -95,7 +114,7 @@ class Simulated:
         """Return tokens a second with each of SPIN's parts over those of its base: the best draft, padded, no parts."""
         machine, asked = self._busy(name, self.ablation_rows)
         base = replace(machine, padded_attention=True)
-        rates = {draft: self._rate(base, asked, draft) for draft in base.latency.members}
+        rates = draft_rates(base, asked, self.policy)
         best = max(rates, key=lambda draft: rates[draft])
         return {
             part: self._rate(replace(base, **changes), asked, "goodput" if chosen else best) / rates[best]
@@ -108,25 +127,18 @@ class Simulated:
         ends = (by_cost[0], by_cost[-1])
         return {str(rows): [micro_batches(*self._busy(name, rows), draft) for draft in ends] for rows in self.rows}
 
-    def _memory(self, name: str) -> dict[str, Any]:
+    def _memory(self, name: str, best: str | None) -> dict[str, Any]:
         machine, asked = self._busy(name, self.full_rows)
-        drafts = machine.latency.members
-        best = max(drafts, key=lambda draft: self._rate(machine, asked, draft))
+        best = best or self._best_of(machine, asked)
         return memory_end(hardware_figures(name), asked, self.full_rows, self.policy, best)
 
-    def _trials(self) -> dict[str, float]:
-        """Return the shares of the tokens that trials wrote and cost."""
+    def _trials(self, best: str | None) -> dict[str, Any]:
         machine, asked = self._busy(self.machines[0], self.ablation_rows, self.long_requests)
-        run = simulation(machine, asked, self.policy, "goodput")
-        result = run.run()
-        chosen = selecting(run.policy.controller)
-        assert chosen is not None, "the policy selects"
-        tokens = sum(request.output_tokens for request in result.requests)
-        return {
-            "requests": self.long_requests,
-            "explored": chosen.figures.explored / tokens,
-            "lost": chosen.figures.lost / tokens,
-        }
+        return cost_of_trials(machine, asked, self.policy, best or self._best_of(machine, asked))
+
+    def _best_of(self, machine: Hardware, asked: Sequence[SimulatedRequest]) -> str:
+        rates = draft_rates(machine, asked[: machine.slots * self.requests_a_row], self.policy)
+        return max(rates, key=lambda draft: rates[draft])
 
     def _busy(self, name: str, rows: int, requests: int | None = None) -> tuple[Hardware, list[SimulatedRequest]]:
         """Return a machine of so many slots, and requests that keep them busy."""

@@ -5,39 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from distillspec.recipes.rates import shown
+from distillspec.recipes.spin.kept import SETTINGS
 from distillspec.recipes.spin.layouts import COUNTS
-from distillspec.recipes.spin.simulated import PROVENANCE, REGRET, TRIALS
-
-
-def machines_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of each machine."""
-    return {name: own for name, own in found.items() if name not in (TRIALS, REGRET, PROVENANCE)}
-
-
-def by_rows(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a machine's comparisons of selections, by rows."""
-    return {rows: compared for rows, compared in own.items() if rows.isdigit()}
+from distillspec.recipes.spin.regret import LEARNING, TRACES
+from distillspec.recipes.spin.runs import PLAIN
+from distillspec.recipes.spin.simulated import COMPARED, MACHINES, PARTS, REGRET, SELECTIONS, SWITCHES, TRIALS
+from distillspec.recipes.spin.switches import SIDES, SWITCHING
+from distillspec.recipes.spin.trials import LEARNT
+from distillspec.serving.simulation import load_hardware
 
 
 def tables(found: Mapping[str, Any]) -> str:
-    """Return the tables of what `Simulated.run` found."""
-    parts = [_of_machine(name, own) for name, own in machines_of(found).items()]
-    trials = found[TRIALS][""]
-    line = (
-        f"Trials over {trials['requests']:,} requests: {trials['explored']:.1%} of the tokens were written while the "
-        f"draft was on trial, and trials cost {trials['lost']:.1%} of them."
-    )
-    return "\n\n".join([*parts, line, *(_of_trace(name, own) for name, own in found[REGRET][""].items())])
+    """Return the tables of what `Simulated.run` found. Keys of its JSON are in no order of use."""
+    parts = [_of_machine(name, found[MACHINES][name]) for name in found[SETTINGS]["machines"]]
+    regrets = [regret_table(name, found[REGRET][name]) for name in TRACES]
+    return "\n\n".join([*parts, _trials(found[TRIALS]), _switches(found[SWITCHES]), *regrets])
 
 
 def _of_machine(machine: str, own: Mapping[str, Any]) -> str:
-    compared = by_rows(own)
-    names = list(next(iter(compared.values()))["tokens_per_s"])
+    compared = dict(sorted(own[COMPARED].items(), key=lambda rows: int(rows[0])))
+    names = [PLAIN, *load_hardware(machine).latency.members, *SELECTIONS]
     lines = [f"Simulated, {machine}: tokens/s over those of the best single draft", ""]
     lines += [f"| rows | best draft | {' | '.join(names)} |", f"|{'---|' * (2 + len(names))}"]
     for rows, found in compared.items():
         lines.append(f"| {rows} | {found['best_draft']} | {_cells(found['over_best'], names)} |")
-    parts = ", ".join(f"{part} {gain:.2f}" for part, gain in own["parts"].items())
+    parts = ", ".join(f"{part} {own['parts'][part]:.2f}" for part in PARTS)
     lines += ["", f"SPIN's parts over its base: {parts}", "", *_by_domain(compared)]
     lines += ["", *_micro_batches(own["micro_batches"]), "", _memory(own["memory"])]
     return "\n".join(lines)
@@ -56,7 +49,7 @@ def _by_domain(compared: Mapping[str, Any]) -> list[str]:
 def _micro_batches(curves: Mapping[str, Any]) -> list[str]:
     counts = " | ".join(map(str, COUNTS))
     lines = [f"| tokens/s over one micro-batch; idle draft, target | {counts} |", f"|{'---|' * (1 + len(COUNTS))}"]
-    for rows, drafts in curves.items():
+    for rows, drafts in sorted(curves.items(), key=lambda own: int(own[0])):
         for own in drafts:
             first = own[str(COUNTS[0])]["tokens_per_s"]
             cells = [
@@ -77,13 +70,42 @@ def _memory(found: Mapping[str, Any]) -> str:
     )
 
 
-def _of_trace(name: str, own: Mapping[str, Any]) -> str:
+def _trials(found: Mapping[str, Any]) -> str:
+    over = {name: shown(own["interval"], 3) for name, own in found["over"].items()}
+    best = found["best_draft"]
+    return (
+        f"Trials over {found['requests']:,} requests: {found['explored']:.2%} of the tokens were written while the "
+        f"draft was on trial. That cost {found['lost']:.2%} of them by the selection's own estimate. Measured, it "
+        f"wrote {over[LEARNT]} times as many tokens/s as the same selection that has learnt from these requests "
+        f"already, and {over[best]} times as many as {best} for all."
+    )
+
+
+def _switches(found: Mapping[str, Any]) -> str:
+    lines = ["Steps in which a row comes to another draft, in usual steps, and those that read ahead:", ""]
+    headings = ("selection", "the draft reads", "switches", "median", "p99", "most", "reading, p99", "tokens/s")
+    lines += [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
+    for chosen in SWITCHING:
+        for side in SIDES:
+            own = found[chosen][side]
+            cells = [f"{own['switching'][name]:.2f}" for name in ("p50", "p99", "most")]
+            cells = [str(own["switching"]["steps"]), *cells, f"{own['reading']['p99']:.2f}"]
+            lines.append(f"| {chosen} | {side.replace('_', ' ')} | {' | '.join(cells)} | {own['tokens_per_s']:.1f} |")
+    return "\n".join(lines)
+
+
+def regret_table(name: str, own: Mapping[str, Any]) -> str:
+    """Return the table of one trace's curves."""
     lines = [f"Regret on {name}, in answers of the oracle:", ""]
-    lines += ["| selection | after all | per doubling | r² of log | per answer | r² of the line |", f"|{'---|' * 6}"]
-    for chosen, regret in own["regret"].items():
+    headings = ("selection", "seeds", "after all", "per doubling", "r² of log", "per answer", "r² of the line")
+    lines += [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
+    for chosen in LEARNING:
+        regret = own["regret"][chosen]
         log, linear = (own["fits"][chosen][kind] for kind in ("log2", "linear"))
         slopes = f"{log['slope']:.2f} | {log['r2']:.2f} | {linear['slope']:.3f} | {linear['r2']:.2f}"
-        lines.append(f"| {chosen} | {regret[-1]:.1f} of {own['answers'][-1]} | {slopes} |")
+        error = f" ± {own['two_errors'][chosen]:.1f}" if own["seeds"][chosen] > 1 else ""
+        after = f"{regret[-1]:.1f}{error} of {own['answers'][-1]}"
+        lines.append(f"| {chosen} | {own['seeds'][chosen]} | {after} | {slopes} |")
     return "\n".join(lines)
 
 

@@ -71,11 +71,21 @@ class Simulation:
         """All unfinished sequences."""
         return self.core.sequences
 
+    @property
+    def has_work(self) -> bool:
+        """True while requests are to come, or unfinished."""
+        return len(self.arrived) < len(self.requests) or bool(self.sequences.unfinished)
+
+    @property
+    def result(self) -> SimulationResult:
+        """Requests that have arrived and steps so far. It is whole when there is no work left."""
+        return SimulationResult(self.requests, tuple(s.stats for s in self.arrived), tuple(self._steps))
+
     def run(self) -> SimulationResult:
         """Step until every request is answered."""
-        while len(self.arrived) < len(self.requests) or self.sequences.unfinished:
+        while self.has_work:
             self.step()
-        return SimulationResult(self.requests, tuple(s.stats for s in self.arrived), tuple(self._steps))
+        return self.result
 
     def step(self) -> StepResult | None:
         """Run one step, after a jump to the next arrival if nothing is to be done."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import numpy
 
@@ -58,11 +59,13 @@ def make_policy(
     seed: int = 0,
     tree: str | None = None,
     selection: str | None = None,
+    selection_options: Mapping[str, Any] | None = None,
 ) -> Policy:
     """Build the policy of a name, and with several drafts what selects among them.
 
     Args:
         selection: a name of the table, a draft's for every request, or `oracle`. None: `goodput`.
+        selection_options: of a name of the table.
         name, latency, requests, speculation_length, seed, tree: see `_make_policy`.
 
     Raises:
@@ -74,20 +77,21 @@ def make_policy(
     if name == "oracle":
         raise ConfigError("policy oracle knows one draft; with several give selections=[oracle]")
     shown = policy.name if selection is None else f"{policy.name} {selection}"
-    controller = _with_selection(policy.controller, selection, latency, requests, seed)
+    controller = _with_selection(policy.controller, selection, selection_options or {}, latency, requests, seed)
     return replace(policy, name=shown, controller=controller)
 
 
 def _with_selection(
     inside: LengthController,
     selection: str | None,
+    options: Mapping[str, Any],
     latency: LatencyModel,
     requests: Sequence[SimulatedRequest],
     seed: int,
 ) -> SelectingController:
     if selection == "oracle":
         return SelectingController(inside, lambda _: KnownBest(requests, latency, inside.speculation_length))
-    return compared_selection(inside, selection or "goodput", list(latency.members), {}, seed=seed, costs=latency)
+    return compared_selection(inside, selection or "goodput", list(latency.members), options, seed=seed, costs=latency)
 
 
 def _make_policy(

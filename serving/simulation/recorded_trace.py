@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy
 
@@ -61,6 +62,27 @@ def recorded_requests(records: Sequence[RequestRecord], trials: Trials, seed: in
             _trace(record, trials.get(f"{record.id}/0", {}), shared, numpy.random.default_rng([seed, place])),
         )
         for place, record in enumerate(sorted(records, key=lambda record: record.arrived_s))
+    ]
+
+
+def recorded_pool(
+    records: Sequence[RequestRecord], by_draft: Mapping[str, Trials], seed: int = 0
+) -> list[SimulatedRequest]:
+    """Return the same of several drafts: each request has the acceptance that was recorded of each draft, by source.
+
+    Args:
+        records: of one run.
+        by_draft: trials of a greedy run of the same load with each draft alone.
+        seed: for places that were never tried.
+    """
+    alone = {
+        draft: recorded_requests(records, trials, seed + number)
+        for number, (draft, trials) in enumerate(by_draft.items())
+    }
+    domains = {record.id: record.domain for record in records}
+    return [
+        replace(request, traces={draft: own[place].trace for draft, own in alone.items()}, domain=domains[request.id])
+        for place, request in enumerate(next(iter(alone.values())))
     ]
 
 

@@ -24,8 +24,14 @@ from distillspec.recipes.osd import __main__ as osd
 from distillspec.recipes.osd import live
 from distillspec.recipes.osd.side import Side, Turn
 from distillspec.recipes.spin import __main__ as spin
+from distillspec.recipes.spin import kept
+from distillspec.recipes.spin import simulated as simulated_part
+from distillspec.recipes.spin.ablation import parts_table
+from distillspec.recipes.spin.live import Live
 from distillspec.recipes.spin.regret import Regret
 from distillspec.recipes.spin.simulated import Simulated
+from distillspec.recipes.spin.switches import Switches
+from distillspec.recipes.spin.tables import tables
 from distillspec.recipes.trees import __main__ as trees
 from distillspec.recipes.trees import room
 
@@ -119,41 +125,71 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
         assert distill(["init-draft", "target=tiny", f"draft.layers={layers}", f"hydra.run.dir={name}"]) == 0
     files = ["--prompts", str(prompts), "--drafts", "one,two", "--output", "out", "--target", "tiny"]
     sizes = ["--batches", "2", "--rounds", "1", "--each", "2", "--tokens", "6", "--rows", "2"]
+    sizes += ["--recorded", "16"]
     monkeypatch.setattr(sys, "argv", ["spin", *files, *sizes])
     few: dict[str, Any] = {"machines": ("a100-7b-five",), "requests_a_row": 1, "long_requests": 4, "ablation_rows": 2}
-    few |= {"full_rows": 4, "regret": Regret(answers=12, seeds=1)}
+    few |= {"full_rows": 4, "regret": Regret(answers=12, seeds=1), "switches": Switches(runs=1)}
     monkeypatch.setattr(spin, "Simulated", partial(Simulated, **few))
+    committed = {"distillspec": "0.1.0", "git_commit": "0123", "git_dirty": False}
+    monkeypatch.setattr(kept, "provenance", lambda argv, seed: committed)
     assert spin.main() == 0
     found = json.loads(Path("out/results.json").read_text())
-    (batch,) = found["live"].values()
+    (batch,) = found["live"]["batches"].values()
     assert {"none", "one", "two+ngram", "ngram", "goodput", "lbss"} <= set(batch["tokens_per_s"])
     assert all(len(rates) == 1 for rates in batch["tokens_per_s"].values())
     assert all(sum(chose["requests"].values()) == 2 for chose in batch["chose"].values())
     assert batch["idle"]["none"]["padding"] == 0
+    assert all(len(own["prompts"]) == 1 for own in batch["by_domain"].values())
+    assert set(batch["alone"]["prompts"]) == {"none", "one", "two", "goodput", "goodput+ngram", "lookup_else_model"}
     assert all(0 <= share <= 1 for own in batch["idle"].values() for share in own.values())
-    simulated = found["simulated"]["a100-7b-five"]
-    assert {"none", "s68m", "goodput", "oracle"} <= set(simulated["2"]["tokens_per_s"])
+    simulated = found["simulated"]["machines"]["a100-7b-five"]
+    assert {"none", "s68m", "goodput", "oracle"} <= set(simulated["selections"]["2"]["tokens_per_s"])
     assert set(simulated["parts"]) == {"selection", "decomposition", "pipelining", "all"}
-    assert set(simulated["2"]["by_domain"]["goodput"]) <= {"chat", "code", "maths", "sql", "summaries"}
+    assert set(simulated["selections"]["2"]["by_domain"]["goodput"]) <= {"chat", "code", "maths", "sql", "summaries"}
     for curves in simulated["micro_batches"]["2"]:
         assert 0 <= curves["2"]["target_idle"] < 1
         assert curves["2"]["draft_idle"] <= curves["1"]["draft_idle"] + 0.5
     memory = simulated["memory"]
     assert memory["alone"]["cache_tokens"] > memory["goodput"]["cache_tokens"], "one draft leaves more room"
-    for trace in found["simulated"]["regret"][""].values():
+    for trace in found["simulated"]["regret"].values():
         assert trace["answers"][-1] == 12
         assert set(trace["regret"]) == set(trace["fits"]) == {"lbss", "epsilon_greedy", "goodput"}
         assert trace["oracle_s"] > 0
-    assert {"git_commit"} <= set(found["simulated"]["provenance"])
-    assert {"git_commit"} <= set(json.loads(Path("out/live.json").read_text())["provenance"])
-    assert 0 <= found["simulated"]["trials"][""]["lost"] < 1
+    assert found["simulated"]["provenance"] == committed
+    live = json.loads(Path("out/live.json").read_text())
+    assert {"git_commit"} <= set(live["provenance"])
+    assert live["settings"]["domains"] == ["prompts"]
+    assert live["regret"]["answers"][-1] == live["regret"]["alike"] == 16
+    assert set(live["regret"]["tried"]) == {"one", "two"}
+    assert 0 <= found["simulated"]["trials"]["lost"] < 1
+    assert found["simulated"]["trials"]["over"]["learnt"]["ratio"] > 0
+    assert found["simulated"]["switches"]["lbss"]["at_once"]["switching"]["steps"] > 0
     assert Path("out/spin.png").stat().st_size > 1000
     assert Path("out/simulated.png").stat().st_size > 1000
-    assert "| drafts by |" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "| drafts by |" in said
+    assert "| goodput over lookup_else_model |" in said
+    assert "Regret on recorded answers" in said
+    assert tables(json.loads(Path("out/simulated.json").read_text())) in said, "whatever the order of its keys"
+    monkeypatch.setattr(simulated_part, "simulation", None)  # as nothing is simulated again
+    assert Simulated((2,), **few).run(Path("out/simulated.json")) == found["simulated"]
     monkeypatch.setattr(sys, "argv", ["spin", *files[:2], "--drafts", "nothing"])
     with pytest.raises(SystemExit):
         spin.main()
     assert "nothing is not a draft" in capsys.readouterr().err
+
+
+def test_spins_parts_are_compared_live(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for layers, name in ((1, "one"), (2, "two")):
+        assert distill(["init-draft", "target=tiny", f"draft.layers={layers}", f"hydra.run.dir={name}"]) == 0
+    small = {"rounds": 1, "each": 2, "alone": 0, "tokens": 6, "selections": (), "parts": True}
+    parts = Live("tiny", [prompts], ["one/draft", "two/draft"], [2], **small).run(Path("live.json"))["parts"]
+    assert set(parts["tokens_per_s"]) == {"base", "selection", "decomposition", "pipelining", "all", "flat"}
+    assert parts["batch"] == 2
+    assert parts["best_draft"] in ("one", "two")
+    assert json.loads(Path("live.json").read_text())["parts"] == parts
+    assert "| decomposition | " in parts_table(parts)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +199,13 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
         ("--prompts p.jsonl", "the live part needs both --prompts and --drafts"),
         ("--prompts p.jsonl --drafts d --each 0", "--each 0 must be at least 1"),
         ("--prompts p.jsonl --drafts d --rounds -1", "--rounds -1 must be at least 1"),
+        ("--prompts p.jsonl --drafts d --alone -1", "--alone -1 must be at least 0"),
+        (
+            "--prompts p.jsonl --drafts d --batches 1 --parts",
+            "--parts needs a batch above 1: one row has nothing to pad",
+        ),
+        ("--prompts p.jsonl --drafts d --recorded 15", "--recorded 15: regret needs 16 answers in all, or 0 for none"),
+        ("--jobs 0", "--jobs 0 must be at least 1"),
     ],
 )
 def test_what_selections_cannot_be_compared_on_is_one_line(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy
 import pytest
 
-from distillspec.recipes.spin.regret import DRIFT, FIVE, ONE, Regret, fits
+from distillspec.recipes.spin import regret
+from distillspec.recipes.spin.regret import FEWEST, LEARNING, TRACES, Regret, fits
+from distillspec.recipes.spin.switches import LOAD, MACHINE
+from distillspec.serving.simulation import make_workload
 
 
 def test_fits_tell_logarithmic_growth_from_linear() -> None:
@@ -18,10 +23,22 @@ def test_fits_tell_logarithmic_growth_from_linear() -> None:
     assert fits(at, 0 * at)["log2"]["r2"] == 0.0
 
 
-def test_each_trace_has_a_curve_of_each_selection() -> None:
-    found = Regret(answers=9, seeds=1).run()
-    assert set(found) == {ONE, FIVE, DRIFT}
-    for own in found.values():
-        assert own["answers"] == sorted(set(own["answers"]))
-        assert own["answers"][-1] == 9
-        assert all(len(regret) == len(own["answers"]) for regret in own["regret"].values())
+@pytest.mark.parametrize("trace", TRACES)
+def test_each_trace_has_a_curve_of_each_selection(trace: str) -> None:
+    own = Regret(answers=9, seeds=1).run(trace)
+    assert own["answers"] == sorted(set(own["answers"]))
+    assert own["answers"][-1] == 9
+    assert set(own["regret"]) == set(own["fits"]) == set(LEARNING)
+    assert all(len(regret) == len(own["answers"]) for regret in own["regret"].values())
+
+
+def test_seeds_that_agree_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = make_workload(replace(LOAD, requests=9, output_tokens=16), 1e6, 0)
+    study = Regret(seeds=5, policy="fixed-2")
+    monkeypatch.setattr(regret, "NARROW", 0.0)
+    wide = study.curves(asked, MACHINE)
+    assert wide["seeds"]["epsilon_greedy"] == 5, "its draws differ"
+    monkeypatch.setattr(regret, "NARROW", 10.0)
+    narrow = study.curves(asked, MACHINE)
+    assert set(narrow["seeds"].values()) == {FEWEST}
+    assert 0 < wide["two_errors"]["epsilon_greedy"] < 9

@@ -97,7 +97,7 @@ def test_every_request_is_answered_once_and_whole(policy: str) -> None:
     requests = workload(token_spread=0.2)
     simulation = Simulation(requests, make_policy(policy, FAST.latency, requests), FAST)
     emitted, before = 0, 0.0
-    while len(simulation.arrived) < len(requests) or simulation.sequences.unfinished:
+    while simulation.has_work:
         result = simulation.step()
         assert result is not None
         emitted += sum(row.emitted for row in result.rows)

@@ -73,7 +73,7 @@ def test_lookups_without_a_model_draft_chains() -> None:
     requests = make_workload(WorkloadConfig(requests=12, alpha=0.7, sibling_alpha=None), 4.0)
     simulation = Simulation(requests, make_policy("medusa", lookup, requests), Hardware(lookup, 100_000))
     plans = []
-    while len(simulation.arrived) < len(requests) or simulation.sequences.unfinished:
+    while simulation.has_work:
         result = simulation.step()
         plans += [] if result is None else [tree.shape for row in result.plan.rows for tree in row.trees]
     assert plans

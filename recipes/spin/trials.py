@@ -1,0 +1,83 @@
+"""Cost of finding out which draft is best, over a long stream: estimated by the selection, and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from distillspec.recipes.rates import interval
+from distillspec.recipes.spin.runs import rate, simulation
+from distillspec.serving.selection.base import Selection
+from distillspec.serving.selection.selecting import SelectingController, selecting
+from distillspec.serving.simulation import Hardware, SimulatedRequest, Simulation, SimulationResult
+
+LEARNT = "learnt"  # the selection that has learnt from these requests already
+PIECES, A_ROW = 10, 4  # of the stream, whose ratios have an interval; answers of a row that a piece has at least
+
+
+def cost_of_trials(machine: Hardware, asked: Sequence[SimulatedRequest], policy: str, best: str) -> dict[str, Any]:
+    """Return shares of the tokens that trials wrote and cost, and tokens a second beside selections that know.
+
+    These are the same selection once more, which has learnt from these requests, and the best single draft from the
+    start. The first knows when to give which draft, so what it writes more is the cost of finding that out. An oracle
+    of each request's best draft alone in a step is no bound where several rows share a step.
+
+    Args:
+        asked: requests that keep all rows busy.
+        best: the best single draft.
+    """
+    first = simulation(machine, asked, policy, "goodput")
+    result, own = first.run(), _selecting(first)
+    tokens = sum(request.output_tokens for request in asked)
+    pieces = max(1, min(PIECES, len(asked) // (A_ROW * machine.slots)))
+    knowing = {
+        LEARNT: _with_learnt(machine, asked, policy, own.selection).run(),
+        best: simulation(machine, asked, policy, best).run(),
+    }
+    return {
+        "requests": len(asked),
+        "explored": own.figures.explored / tokens,
+        "lost": own.figures.lost / tokens,
+        "tokens_per_s": rate(result),
+        "best_draft": best,
+        "over": {name: _compared(result, other, pieces) for name, other in knowing.items()},
+    }
+
+
+def piece_rates(result: SimulationResult, pieces: int) -> list[float]:
+    """Return the tokens a second of pieces of a run, each until as many requests have ended."""
+    ends = [(own.finished_s or 0.0, one.output_tokens) for one, own in zip(result.requests, result.stats, strict=True)]
+    ends.sort()
+    count, found, start_s = len(ends), list[float](), 0.0
+    for piece in range(pieces):
+        own = ends[count * piece // pieces : count * (piece + 1) // pieces]
+        found.append(sum(tokens for _, tokens in own) / (own[-1][0] - start_s))
+        start_s = own[-1][0]
+    return found
+
+
+def _compared(result: SimulationResult, other: SimulationResult, pieces: int) -> dict[str, Any]:
+    """Return a run's tokens a second over another's, as a whole and by pieces."""
+    rates = zip(piece_rates(result, pieces), piece_rates(other, pieces), strict=True)
+    by_piece = [own / known for own, known in rates]
+    return {
+        "tokens_per_s": rate(other),
+        "ratio": rate(result) / rate(other),
+        "interval": interval(by_piece),
+        "by_piece": by_piece,
+    }
+
+
+def _with_learnt(machine: Hardware, asked: Sequence[SimulatedRequest], policy: str, selection: Selection) -> Simulation:
+    """Return a simulation whose lengths are learnt anew, and whose selection goes on."""
+    again = [replace(request, id=f"again-{request.id}") for request in asked]
+    found = simulation(machine, again, policy, "goodput")
+    _selecting(found).selection = selection
+    return found
+
+
+def _selecting(run: Simulation) -> SelectingController:
+    chosen = selecting(run.policy.controller)
+    assert chosen is not None, "the policy selects"
+    return chosen
