@@ -255,13 +255,10 @@ class Adaptation:
             "device_s_per_gained_token": state.seconds / gained if gained > 0 else None,
         }
 
-    def log_figures(self) -> dict[str, int]:
-        """Return the log's sizes, and counts of answers logged and dropped since the start."""
-        return {
-            **self.replay.sizes(),
-            **(self.tap.counters + self.writer.counters),
-            "waiting_tokens": self.writer.waiting_tokens,
-        }
+    def log_figures(self) -> dict[str, Any]:
+        """Return the log's sizes, and since the start counts of answers logged and dropped, and processor time."""
+        own = {"waiting_tokens": self.writer.waiting_tokens, "cpu_s": self.tap.cpu_s + self.writer.cpu_s}
+        return {**self.replay.sizes(), **(self.tap.counters + self.writer.counters), **own}
 
     def _keep_house(self) -> None:
         if self.pool.has_several:

@@ -119,6 +119,8 @@ def test_lag_stays_bounded_and_the_drop_rate_is_shown(
         lags.append(replay.newest_number() - trainer.state.cursor)
     assert lags == [0, 0, 0]
     assert (trainer.state.learnt, trainer.state.skipped) == (3 * 12, 3 * 28)
+    assert records[-1]["began_s"] < records[-1]["time_s"]
+    assert records[0]["time_s"] < records[1]["began_s"], "one update ended before the next one began"
     assert records[-1]["drop_rate"] == TrainerState.read(settings.layout.state).drop_rate == pytest.approx(0.7)
 
 
