@@ -334,6 +334,7 @@ def test_servers_take_turns_under_one_load_and_stand_still_between(
     monkeypatch.setattr(Side, "serve", watched)
     amounts = "--turns 1 1 --turn-seconds 1 --rate 8 --max-tokens 48 --sides static online"
     words = "--words target.path=tiny target.device=cpu --online-words adapt.every_requests=4 adapt.min_requests=2"
+    words += " online.metrics_s=0.1"
     arguments = f"live --draft {static_draft} --segments a={prompts} b={prompts} {amounts} --output out {words}"
     monkeypatch.setattr(sys, "argv", arguments.split())
     assert live.main() == 0
@@ -346,6 +347,8 @@ def test_servers_take_turns_under_one_load_and_stand_still_between(
     ratio = found["online_over_static"]["shifted"]
     assert ratio["over_requests"]["low"] <= ratio["over_requests"]["mean"] <= ratio["over_requests"]["high"]
     assert found["cpu"]["static"]["trainer_s"] == 0 < found["cpu"]["static"]["server_s"]
+    assert found["cpu"]["online"]["by_work_s"]["logging"] > 0
+    assert found["met"]["logging"] is not None
     assert any(Path("out/online/replay").iterdir())  # it logs what it answered
     with pytest.raises(SystemExit):  # a second run into the same folder would mix two loads
         live.main()
