@@ -250,8 +250,9 @@ def static_draft(tmp_path: Path) -> Path:
 def osd_arguments(prompts: Path, draft: Path) -> list[str]:
     amounts = "--requests 8 --max-tokens 12 --slots 4 --interval 6 --flush 3 --held-out 0.4 --exam-requests 2"
     learning = "--epochs 4 --learning-rate 2e-3 --batch-tokens 128 --loss fkl --fractions 1 --grid-losses fkl"
-    segments = f"--segments sums={prompts} words={prompts} sums --grid-intervals 4 --arms flush interval verified"
-    return f"osd --target tiny --draft {draft} --output out {amounts} {learning} {segments}".split()
+    segments = f"--segments sums={prompts} words={prompts} sums --grid-intervals 4"
+    arms = "--arms flush interval verified product"
+    return f"osd --target tiny --draft {draft} --output out {amounts} {learning} {segments} {arms}".split()
 
 
 def test_the_osd_study_trains_its_arms_on_one_recorded_stream(
@@ -266,7 +267,7 @@ def test_the_osd_study_trains_its_arms_on_one_recorded_stream(
     assert osd.main() == 0
     figures = json.loads(Path("out/results.json").read_text())
     arms = figures["arms"]
-    assert set(arms) == {"static", "flush", "interval", "verified"}
+    assert set(arms) == {"static", "flush", "interval", "verified", "product"}
     assert all(len(arm["requests"]) == 24 for arm in arms.values())
     # Nobody is judged on what it has learnt: until its first update an arm is the static draft, to the digit.
     first = arms["flush"]["updates_after"][0][0]
@@ -274,6 +275,9 @@ def test_the_osd_study_trains_its_arms_on_one_recorded_stream(
     assert arms["flush"]["requests"][first:] != arms["static"]["requests"][first:]
     assert arms["flush"]["gain"]["mean"] > 0
     assert arms["interval"]["updates"] >= 2
+    assert arms["product"]["updates"] >= 1
+    ran = [*arms.values(), *figures["offline"].values(), *figures["grid"].values(), figures["recording"], figures]
+    assert all(part["provenance"].keys() == figures["provenance"].keys() for part in ran)
     assert set(figures["offline"]) == {"0/1", "1/1", "2/1"}
     bias = figures["bias"]["flush"]
     assert bias["lower"] < bias["alpha"] < bias["upper"]
