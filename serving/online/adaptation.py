@@ -214,9 +214,8 @@ class Adaptation:
         Covered: its running answers and those waiting to be written, shards and manifest, what proposers keep in memory
         and on disk, the prompts that idle slots remember and the values of the KV caches (of all tenants), and the
         result of an update under way. Of requests that run, nothing is kept when they have ended.
-        Not covered: earlier versions, exports and backups, and the tenant's name (in the list of deletions, and with
-        `adapt.drift_by=tenant` in the trainer's state and the figures). Its next requests are logged again: see
-        `exclude_tenant`.
+        Not covered: earlier versions, exports and backups, and the tenant's name in the list of deletions. Its next
+        requests are logged again: see `exclude_tenant`.
 
         Raises:
             RunError: the answers are off the list, but bytes stay in files until the next deletion or start.

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel
+from distillspec.serving.base.owner_files import hashed
 from distillspec.serving.online.log.records import LoggedAnswer, LogKey
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
@@ -88,6 +89,23 @@ def test_an_update_is_due_when_acceptance_falls(
     assert trainer.due() is None
     fill(replay, answer, 40, 100, outcomes=good + 1)
     assert trainer.due() == "drift"
+
+
+def test_drift_by_tenant_writes_no_tenants_name(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    records: list[dict] = []
+    fill(replay, answer, 4, tenant="secret-tenant")
+    trainer = OnlineTrainer(changed(settings, drift_by="tenant"), report=records.append)
+    assert trainer.due() is None
+    trainer.update("asked")
+    found = TrainerState.read(settings.layout.state).drift
+    assert len(found) == 2, "that tenant, and all traffic"
+    assert found["all"] == found[hashed("secret-tenant")]
+    written = [file.read_bytes() for file in settings.layout.trainer.rglob("*") if file.is_file()]
+    assert b'"drift"' in b"".join(written)
+    assert b"secret-tenant" not in b"".join(written)
+    assert "secret-tenant" not in str(records)
 
 
 def test_a_trainer_slower_than_traffic_skips_and_says_how_many(
