@@ -211,11 +211,11 @@ class Adaptation:
     def delete_tenant(self, tenant: str) -> int:
         """Delete what was logged of a tenant. Return how many logged answers there were.
 
-        Covered: its running answers and those waiting to be written, shards and manifest, what proposers keep in memory
-        and on disk, the prompts that idle slots remember and the values of the KV caches (of all tenants), and the
-        result of an update under way. Of requests that run, nothing is kept when they have ended.
-        Not covered: earlier versions, exports and backups, and the tenant's name in the list of deletions. Its next
-        requests are logged again: see `exclude_tenant`.
+        Covered: its running answers and those waiting to be written, shards, manifest and exports, what proposers keep
+        in memory and on disk, the prompts that idle slots remember and the values of the KV caches (of all tenants),
+        and the result of an update under way. Of requests that run, nothing is kept when they have ended.
+        Not covered: earlier versions, copies of exports, backups, and the tenant's name in the list of deletions. Its
+        next requests are logged again: see `exclude_tenant`.
 
         Raises:
             RunError: the answers are off the list, but bytes stay in files until the next deletion or start.

@@ -302,8 +302,15 @@ def test_the_commands(
     assert [line.split()[1] for line in _lines(capsys, "v0")] == ["promoted", "promoted", "rolled_back"]
     assert main(["replay", where]) == 0
     assert "bytes_per_token" in capsys.readouterr().out
+    for run in ("kept", "moved"):
+        assert main(["replay", "action=export", where, f"hydra.run.dir={run}"]) == 0
+        assert "60 answers in" in capsys.readouterr().out
+    Path("moved", "replay.safetensors").rename("elsewhere")
     assert main(["replay", "action=delete", "tenant=acme", where]) == 0
-    assert "60 answers of acme are deleted" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "60 answers of acme are deleted" in said.out
+    assert not Path("kept", "replay.safetensors").exists()
+    assert f"{tmp_path}/moved/replay.safetensors was moved or removed" in said.out
     assert main(["replay", "action=export", where]) == 0
     assert "nothing is written" in capsys.readouterr().out
     assert main(["versions", "action=show", where]) == 2
