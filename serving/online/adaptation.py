@@ -127,7 +127,7 @@ class Adaptation:
         Raises:
             RunError: another server trains in this folder.
         """
-        self.trainer.start()
+        self.trainer.start(beside_cpus=self.engine.target.device.type == "cpu")
         if self.paused:
             log.warning("online adaptation is still paused: it logs and learns nothing until somebody resumes it")
         self.writer.start()

@@ -17,6 +17,7 @@ from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.commands.online_serving import AdaptationControl
+from distillspec.serving.online import trainer_link
 from distillspec.serving.online.adaptation import Adaptation, first_draft
 from distillspec.serving.online.bootstrap import NothingIntact
 from distillspec.serving.online.log.replay_log import ReplayLog
@@ -346,3 +347,25 @@ def test_answers_and_promotions_are_dated_by_one_clock(
         adaptation.writer.flush()
         (entry,) = adaptation.replay.entries()
         assert adaptation.registry.promotions()[-1]["time_s"] < entry.time_s
+
+
+@pytest.mark.parametrize(("share", "servers", "warns"), [(1.0, 2, True), (1.0, 1, False), (0.1, 2, False)])
+def test_a_trainer_that_nothing_stops_needs_cores_of_its_own(
+    settings: OnlineSettings,
+    given: Path,
+    target: LanguageModel,
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    share: float,
+    servers: int,
+    warns: bool,
+) -> None:
+    settings = replace(settings, online=replace(settings.online, mode="on"))
+    settings.adapt.busy_share = share
+    engine = engine_with(first_draft(settings, target, given), target, make_engine)
+    monkeypatch.setattr(trainer_link, "usable_cores", lambda: 2)
+    monkeypatch.setattr(trainer_link.torch, "get_num_threads", lambda: servers)
+    with Adaptation(engine, settings):
+        pass
+    assert ("more than the 2 cores" in caplog.text) == warns
