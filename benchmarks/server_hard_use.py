@@ -40,7 +40,8 @@ from hard_use_clients import (
     send_garbage,
     settled,
 )
-from server_swaps import LEARNING, PROVOKED, make_versions
+from online_trouble import make_versions
+from server_swaps import LEARNING, PROVOKED
 
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.models import initialise_draft, load_target, save_draft

@@ -14,10 +14,12 @@ from torch import Tensor
 from distillspec.config import AdaptConfig, LossConfig
 from distillspec.evaluation.states import TargetStates
 from distillspec.models import LanguageModel, load_draft
+from distillspec.provenance import provenance
 from distillspec.recipes.osd.hindsight import Hindsight, look_back, redraw
 from distillspec.recipes.osd.stores import STORES, Store
 from distillspec.recipes.osd.stream import Stream, recording_settings, segment_of
 from distillspec.recipes.osd.study import Study
+from distillspec.serving.base.tree import NGRAM
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
 from distillspec.serving.online.gate.judge import Judge
 from distillspec.serving.online.gate.step_costs import step_costs
@@ -33,7 +35,8 @@ OnSegment = Callable[[LanguageModel, Store | None, int], None]
 
 
 VERIFIED = "verified"  # learns behind rejected tokens too. Not run unless it is named
-ARMS = ("static", "flush", "interval", "drift", "both", "gated", *STORES, VERIFIED)
+PRODUCT = "product"
+ARMS = ("static", "flush", "interval", "drift", "both", "gated", *STORES, PRODUCT, VERIFIED)
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,9 @@ class Arm:
 def arms(study: Study) -> list[Arm]:
     """Return the arms.
 
-    Static, OSD's flush mode, by interval, on drift, both, both with the gate, stores beside the static draft, and by
-    interval from every node that was verified. These are the nodes of the draft that served while the stream was
-    recorded.
+    Static, OSD's flush mode, by interval, on drift, both, both with the gate, stores beside the static draft, both with
+    the gate and n-grams beside, as `distill serve online=on` does by default, and by interval from every node that was
+    verified. These are the nodes of the draft that served while the stream was recorded.
     """
     loss = LossConfig(name=study.loss)
 
@@ -71,6 +74,7 @@ def arms(study: Study) -> list[Arm]:
         Arm("both", adapting(every_requests=study.interval, on_drift=True), loss),
         Arm("gated", adapting(every_requests=study.interval, on_drift=True), loss, gated=True),
         *(Arm(store, None, loss, store=store) for store in STORES),
+        Arm(PRODUCT, adapting(every_requests=study.interval, on_drift=True), loss, gated=True, store=NGRAM),
         Arm(VERIFIED, adapting(every_requests=study.interval, positions="verified"), loss),
     ]
 
@@ -154,6 +158,7 @@ class _ArmRun:
             "promoted": self.promoted,
             "seconds": time.monotonic() - started,
             "looking_s": looking_s,
+            "provenance": provenance([], self.study.seed),
         }
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ def plot_acceptance(arms: dict[str, Any], study: Study, path: Path) -> None:
         axis.axvline(start, color="grey", linewidth=0.6)
         axis.text(start + 2, 0.99, segment.domain, transform=axis.get_xaxis_transform(), va="top")
     axis.set_ylabel(f"acceptance rate α, mean of {WINDOW} requests")
-    axis.legend(loc="lower right", ncols=len(arms))
+    axis.legend(loc="lower right", ncols=min(5, len(arms)))
     ticks.set_yticks([])
     ticks.set_ylabel("updates")
     ticks.set_xlabel("requests")

@@ -7,6 +7,7 @@ from typing import Any
 
 from distillspec.config import AdaptConfig, LossConfig
 from distillspec.files import write_json
+from distillspec.provenance import provenance
 from distillspec.recipes.osd.arms import common
 from distillspec.recipes.osd.held_out import HeldOutSets
 from distillspec.recipes.osd.stream import Stream, recording_settings
@@ -59,4 +60,5 @@ def _cell(
     draft, _ = drafts.renewed(drafts.load(drafts.current()), examples, config.vocabulary)
     states = drafts.states_for(draft)
     result, _ = learn(draft, examples, config, LossConfig(name=study.loss), states=states, seed=study.seed)
-    return {"requests": len(examples), "learnt": result.to_json(), "exam": held_out.evaluate(draft, segment)}
+    exam, made = held_out.evaluate(draft, segment), provenance([], study.seed)
+    return {"requests": len(examples), "learnt": result.to_json(), "exam": exam, "provenance": made}

@@ -7,6 +7,7 @@ from typing import Any
 
 from distillspec.evaluation.bootstrap import interval
 from distillspec.files import read_object, write_json, write_text
+from distillspec.provenance import provenance
 from distillspec.recipes.osd.arms import ARMS
 from distillspec.recipes.osd.bias import bias_by_arm, estimate, tail_shares
 from distillspec.recipes.osd.figures import plot_acceptance, plot_offline
@@ -17,7 +18,11 @@ from distillspec.recipes.osd.tables import tables
 
 
 def write_results(study: Study) -> str:
-    """Write `results.json`, `results.md` and the plots. Return the tables."""
+    """Write `results.json`, `results.md` and the plots. Return the tables.
+
+    Recording, arms and cells have the provenance of their own run, None from before it was written. The last one is
+    that of the tables.
+    """
     found = {name: read_object(study.arm(name)) for name in ARMS if study.arm(name).is_file()}
     offline, grid = (study.finished(part) for part in ("offline", "grid"))
     segments = len(study.segments)
@@ -37,7 +42,7 @@ def write_results(study: Study) -> str:
         }
         plot_acceptance(arms, study, study.root / "acceptance.png")
         plot_offline(arms, offline, study, study.root / "offline.png")
-    write_json(study.part("results"), results)
+    write_json(study.part("results"), {**results, "provenance": provenance([], study.seed)})
     text = tables(results, study)
     write_text(study.root / "results.md", text)
     return text
@@ -65,7 +70,8 @@ def _arm_figures(arm: dict[str, Any], static: list[Row], study: Study) -> dict[s
 def _offline_figures(cell: dict[str, Any], study: Study) -> dict[str, Any]:
     sums, positions = ([row[field] for row in cell["exam"]] for field in ("alpha", "positions"))
     training = {name: cell["learnt"][name] for name in ("tokens", "seconds", "cpu_s")}
-    return {"alpha": asdict(interval(sums, positions, SAMPLES, study.seed)), "requests": cell["requests"], **training}
+    alpha = asdict(interval(sums, positions, SAMPLES, study.seed))
+    return {"alpha": alpha, "requests": cell["requests"], **training, "provenance": cell.get("provenance")}
 
 
 def _grid_figures(cell: dict[str, Any], static: list[Row], study: Study) -> dict[str, Any]:
@@ -75,10 +81,11 @@ def _grid_figures(cell: dict[str, Any], static: list[Row], study: Study) -> dict
 
 
 def _work(arm: dict[str, Any]) -> dict[str, Any]:
-    """Sum the costs of the updates."""
+    """Sum the costs of the updates, and pass the provenance on."""
     updates = arm["updates"]
     sums = {name: sum(update[name] for update in updates) for name in ("tokens", "steps", "seconds")}
-    return {"updates": len(updates), **{f"training_{name}": value for name, value in sums.items()}}
+    training = {f"training_{name}": value for name, value in sums.items()}
+    return {"updates": len(updates), **training, "provenance": arm.get("provenance")}
 
 
 def _check(rows: list[Row]) -> dict[str, Any]:

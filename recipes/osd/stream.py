@@ -15,6 +15,7 @@ from distillspec.files import write_json
 from distillspec.models import LanguageModel
 from distillspec.models.draft import load_pretrained
 from distillspec.progress import progress
+from distillspec.provenance import provenance
 from distillspec.recipes.osd.study import Segment, Study
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.online.adaptation import Adaptation, first_draft
@@ -69,7 +70,7 @@ def record(study: Study, target: LanguageModel) -> None:
     finally:
         engine.close()
     figures = {"requests": len(waiting), "tokens": tokens, "seconds": seconds, "tokens_per_s": tokens / seconds}
-    write_json(study.part("stream"), figures)
+    write_json(study.part("stream"), {**figures, "provenance": provenance([], study.seed)})
     missing = len({request.id for request in requests} - _recorded(settings))
     if missing:
         raise RunError(f"{missing} answers are not in the log; run the study again to serve these requests")

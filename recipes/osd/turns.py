@@ -1,9 +1,10 @@
-"""Figures of the live comparison: time per output token by turn, ratios after the shift, promotions, CPU time."""
+"""Figures of the live comparison: times per token by turn, ratios after the shift, events, CPU time, and the goals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,10 +15,11 @@ from distillspec.errors import RunError
 from distillspec.evaluation.bootstrap import interval
 from distillspec.files import read_lines, write_png
 from distillspec.recipes.osd.goals import SAMPLES
+from distillspec.recipes.osd.live_goals import GOALS, met
 from distillspec.recipes.osd.side import Side, Turn
 
 WINDOW = 3  # turns
-EVENTS = ("verdict", "rollback", "swap", "alarm")
+EVENTS = ("verdict", "rollback", "swap", "alarm", "update")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def figures(sides: Sequence[Side], plan: Plan, seed: int) -> dict[str, Any]:
         "domains": list(plan.domains[:count]),
         "shifted_from": plan.shifted_from,
         "turns": {name: [_of_turn(turn) for turn in own[:count]] for name, own in turns.items()},
-        "cpu": {name: _cpu(own[:count]) for name, own in turns.items()},
+        "cpu": {side.name: _cpu(side, count) for side in sides},
         "events": {side.name: list(_events(side, plan.shifted_from)) for side in sides if side.folder},
     }
     for name, other in (("online", "static"), ("online", "none"), ("static", "none")):
@@ -47,10 +49,11 @@ def figures(sides: Sequence[Side], plan: Plan, seed: int) -> dict[str, Any]:
                 "own_domain": times_faster(mine[: plan.shifted_from], theirs[: plan.shifted_from], seed),
                 "shifted": times_faster(mine[shifted], theirs[shifted], seed),
                 "windows": [
-                    times_faster(mine[i : i + WINDOW], theirs[i : i + WINDOW], seed) for i in range(count - WINDOW + 1)
+                    _window(mine, theirs, first, found["events"].get(name, ()), seed)
+                    for first in range(count - WINDOW + 1)
                 ],
             }
-    return found
+    return {**found, "goals": GOALS, "met": met(found)}
 
 
 def times_faster(mine: Sequence[Turn], theirs: Sequence[Turn], seed: int) -> dict[str, Any] | None:
@@ -105,6 +108,17 @@ def plot(found: dict[str, Any], path: Path) -> None:
     write_png(path, figure)
 
 
+def _window(
+    mine: Sequence[Turn], theirs: Sequence[Turn], first: int, events: Sequence[dict[str, Any]], seed: int
+) -> dict[str, Any] | None:
+    """Return `times_faster` of the turns from `first` on, and how many updates ran in them."""
+    last = first + WINDOW - 1
+    ratio = times_faster(mine[first : last + 1], theirs[first : last + 1], seed)
+    updates = [event for event in events if event["event"] == "update"]
+    running = sum(event["began_turn"] <= last and event["turn"] >= first for event in updates)
+    return None if ratio is None else {**ratio, "updates": running}
+
+
 def _times(turn: Turn) -> dict[str, float]:
     """Return seconds per output token by request, without answers whose tokens all came at once.
 
@@ -132,22 +146,38 @@ def _of_turn(turn: Turn) -> dict[str, Any]:
     }
 
 
-def _cpu(turns: Sequence[Turn]) -> dict[str, float]:
-    """Return CPU seconds of server and trainer in the side's turns."""
-    return {
-        "server_s": sum(turn.cpu.server for turn in turns),
-        "trainer_s": sum(turn.cpu.trainer for turn in turns),
-    }
+def _cpu(side: Side, count: int) -> dict[str, Any]:
+    """Return CPU seconds of server and trainer in the side's turns.
+
+    A side that learns has them by work too, as server and trainer last told, and as shares of both sums.
+    """
+    turns = side.turns[:count]
+    found = {"server_s": sum(turn.cpu.server for turn in turns), "trainer_s": sum(turn.cpu.trainer for turn in turns)}
+    lines = [] if side.folder is None else read_lines(side.folder / "metrics.jsonl")
+    told = [line for line in lines if line["event"] == "figures"]
+    if not told or not turns:
+        return found
+    by_work = {**told[-1]["trainer"]["cpu_s_by_work"], "logging": told[-1]["log"]["cpu_s"]}
+    whole_s = sum(found.values())
+    return {**found, "by_work_s": by_work, "shares": {work: seconds / whole_s for work, seconds in by_work.items()}}
 
 
 def _events(side: Side, shifted_from: int) -> Iterator[dict[str, Any]]:
-    """Yield what online adaptation did, each with its turn and seconds of the side's own time since the shift."""
+    """Yield what server and trainer did, in order, each with its turn and the side's own seconds since the shift.
+
+    An update has its first turn too, and comes when it has ended.
+    """
     assert side.folder is not None
-    for event in read_lines(side.folder / "metrics.jsonl"):
-        if event["event"] not in EVENTS:
-            continue
-        turn = sum(one.began_s <= event["time_s"] for one in side.turns) - 1
-        yield {**event, "turn": turn, "since_shift_s": _own_seconds(side.turns, shifted_from, event["time_s"])}
+    told = [*read_lines(side.folder / "metrics.jsonl"), *read_lines(side.folder / "trainer" / "metrics.jsonl")]
+    for event in sorted((event for event in told if event["event"] in EVENTS), key=itemgetter("time_s")):
+        first = {"began_turn": _turn_at(side, event["began_s"])} if "began_s" in event else {}
+        since = _own_seconds(side.turns, shifted_from, event["time_s"])
+        yield {**event, **first, "turn": _turn_at(side, event["time_s"]), "since_shift_s": since}
+
+
+def _turn_at(side: Side, time_s: float) -> int:
+    """Return the turn that the side last began by then, -1 for none."""
+    return sum(turn.began_s <= time_s for turn in side.turns) - 1
 
 
 def _own_seconds(turns: Sequence[Turn], first: int, until_s: float) -> float | None:

@@ -40,7 +40,7 @@ class OwnerFiles:
     def of(self, owner: Owner) -> Path:
         """Return the file of an owner, which may not be there."""
         tenant, salt = owner
-        return self.folder / f"{_hashed(tenant)}-{_hashed(salt)}-{self.vocabulary}{self.ending}"
+        return self.folder / f"{hashed(tenant)}-{hashed(salt)}-{self.vocabulary}{self.ending}"
 
     def make_room(self, most: int) -> None:
         """Remove files where there are `most` already: of the tenant that has most, the oldest. Raises OSError."""
@@ -53,7 +53,7 @@ class OwnerFiles:
 
 def delete_files(folder: Path, tenant: str, ending: str = "") -> None:
     """Remove all files of a tenant (with this ending) from a folder, half-written ones too. Raises OSError."""
-    patterns = (f"{_hashed(tenant)}-*{ending}", f".{_hashed(tenant)}-*.tmp")
+    patterns = (f"{hashed(tenant)}-*{ending}", f".{hashed(tenant)}-*.tmp")
     for file in [file for pattern in patterns for file in folder.glob(pattern)]:
         file.unlink(missing_ok=True)
 
@@ -69,5 +69,6 @@ def _tenant(file: Path) -> str:
     return file.name.split("-", 1)[0]
 
 
-def _hashed(name: str) -> str:
+def hashed(name: str) -> str:
+    """Return a name that stands for another, a tenant's above all, where that may not be written down."""
     return hashlib.sha256(name.encode()).hexdigest()[:24]

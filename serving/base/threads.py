@@ -8,6 +8,7 @@ thread that steps an engine has a pool. Others compute with one core, or in a th
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,6 +17,11 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_own_thread(work: Callable[[], T]) -> T:

@@ -55,6 +55,7 @@ class AdaptationControl:
             bytes=log["bytes"],
             waiting_tokens=log["waiting_tokens"],
             logged=log.get("logged", 0),
+            log_cpu_s=log["cpu_s"],
             dropped={reason: log.get(counter, 0) for reason, counter in DROPPED.items()},
             refused_shards=log["refused_shards"],
             verdicts={decision: events[decision] for decision in DECISIONS},

@@ -8,7 +8,6 @@ from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import ReplayCommand
 from distillspec.serving.base.acceptance import acceptance_rate
 from distillspec.serving.online.log.replay_log import ReplayLog
-from distillspec.serving.online.log.shard import save_shard
 from distillspec.serving.online.state.layout import Layout
 
 
@@ -41,21 +40,18 @@ def _inspect(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
 
 def _export(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
     """Write everything readable (of one tenant) to one safetensors file."""
-    entries = [e for e in replay.entries() if config.tenant is None or e.tenant == config.tenant]
-    answers = replay.load(entries)
     path = folder / "replay.safetensors"
-    if answers:
-        save_shard(path, answers, replay.key)
-    print(f"{len(answers)} answers" + (f" in {path}" if answers else ": nothing is written"))
-    return {"answers": len(answers), "file": str(path) if answers else None}
+    count = replay.export(path, config.tenant)
+    print(f"{count} answers" + (f" in {path}" if count else ": nothing is written"))
+    return {"answers": count, "file": str(path) if count else None}
 
 
 def _delete(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
     assert config.tenant is not None
     count = replay.delete_tenant(config.tenant)
     print(
-        f"{count} answers of {config.tenant} are deleted from the log; draft versions that learnt from them and "
-        "exports stay, and so does a running server's memory (/admin/replay/delete reaches that)"
+        f"{count} answers of {config.tenant} are deleted from the log and its exports; draft versions that learnt from "
+        "them stay, and so does a running server's memory (/admin/replay/delete reaches that)"
     )
     return {"deleted": count}
 

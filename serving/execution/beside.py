@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable
 
 import torch
+
+from distillspec.serving.base.threads import usable_cores
 
 SWITCH_S = 1e-4  # a pass asks for the interpreter at every operator, and each time would wait 5 ms
 
@@ -38,7 +39,7 @@ class Beside:
     def give_way() -> None:
         """Take as many threads as are good now. Call it in the thread of the passes, before or after each."""
         usual, giving_way = _usual_threads(), hasattr(_own, "threads")
-        if _calls and not giving_way and usual >= _cores():
+        if _calls and not giving_way and usual >= usable_cores():
             _own.threads = usual
             torch.set_num_threads(max(1, usual - 1))
         elif not _calls and giving_way:
@@ -80,7 +81,3 @@ def _switch_often(calls: int) -> None:
             _usual_s = sys.getswitchinterval()
         _calls += calls
         sys.setswitchinterval(min(SWITCH_S, _usual_s) if _calls else _usual_s)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -127,7 +127,7 @@ class Adaptation:
         Raises:
             RunError: another server trains in this folder.
         """
-        self.trainer.start()
+        self.trainer.start(beside_cpus=self.engine.target.device.type == "cpu")
         if self.paused:
             log.warning("online adaptation is still paused: it logs and learns nothing until somebody resumes it")
         self.writer.start()
@@ -211,12 +211,11 @@ class Adaptation:
     def delete_tenant(self, tenant: str) -> int:
         """Delete what was logged of a tenant. Return how many logged answers there were.
 
-        Covered: its running answers and those waiting to be written, shards and manifest, what proposers keep in memory
-        and on disk, the prompts that idle slots remember and the values of the KV caches (of all tenants), and the
-        result of an update under way. Of requests that run, nothing is kept when they have ended.
-        Not covered: earlier versions, exports and backups, and the tenant's name (in the list of deletions, and with
-        `adapt.drift_by=tenant` in the trainer's state and the figures). Its next requests are logged again: see
-        `exclude_tenant`.
+        Covered: its running answers and those waiting to be written, shards, manifest and exports, what proposers keep
+        in memory and on disk, the prompts that idle slots remember and the values of the KV caches (of all tenants),
+        and the result of an update under way. Of requests that run, nothing is kept when they have ended.
+        Not covered: earlier versions, copies of exports, backups, and the tenant's name in the list of deletions. Its
+        next requests are logged again: see `exclude_tenant`.
 
         Raises:
             RunError: the answers are off the list, but bytes stay in files until the next deletion or start.
@@ -255,13 +254,10 @@ class Adaptation:
             "device_s_per_gained_token": state.seconds / gained if gained > 0 else None,
         }
 
-    def log_figures(self) -> dict[str, int]:
-        """Return the log's sizes, and counts of answers logged and dropped since the start."""
-        return {
-            **self.replay.sizes(),
-            **(self.tap.counters + self.writer.counters),
-            "waiting_tokens": self.writer.waiting_tokens,
-        }
+    def log_figures(self) -> dict[str, Any]:
+        """Return the log's sizes, and since the start counts of answers logged and dropped, and processor time."""
+        own = {"waiting_tokens": self.writer.waiting_tokens, "cpu_s": self.tap.cpu_s + self.writer.cpu_s}
+        return {**self.replay.sizes(), **(self.tap.counters + self.writer.counters), **own}
 
     def _keep_house(self) -> None:
         if self.pool.has_several:

@@ -9,8 +9,11 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
+
 from distillspec.errors import RunError
 from distillspec.files import private_folder
+from distillspec.serving.base.threads import usable_cores
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import log_of, owners_now
 from distillspec.serving.online.reporting import Reporter
@@ -59,8 +62,11 @@ class TrainerLink:
     def _learning(self) -> list[str]:
         return self._registry.pool.learners()
 
-    def start(self) -> None:
+    def start(self, beside_cpus: bool = False) -> None:
         """Take the folder's server lock (online=on) and write the control file.
+
+        Args:
+            beside_cpus: the engine computes on CPUs, with as many threads as this thread.
 
         Raises:
             RunError: another server trains in this folder.
@@ -71,6 +77,8 @@ class TrainerLink:
                 f"another server trains in {self.layout.root}; use online=decoupled here, or another online.folder"
             )
             self._open.enter_context(held(self.layout.trainer / "server.lock", wait=False, refusal=refusal))
+            if beside_cpus:
+                self._warn_of_overlap(self.supervisor.threads)
         self._tell(suspected=False, urgent_until_s=0.0)  # what a server before this one suspected
         if self.supervisor is not None:
             self.supervisor.brake.start()
@@ -226,6 +234,16 @@ class TrainerLink:
     def _new(self, member: str, state: TrainerState) -> int:
         """Count the answers that a draft's next update would learn from."""
         return log_of(member, self.replay, self._registry).count(after=state.cursor)
+
+    def _warn_of_overlap(self, trainers: int) -> None:
+        """Warn where nothing stops the trainer, and it and the engine have more threads than there are cores."""
+        adapt, servers, cores = self.settings.adapt, torch.get_num_threads(), usable_cores()
+        if adapt.busy_share == 1 and adapt.device == "cpu" and servers + trainers > cores:
+            log.warning(
+                "the trainer's threads (%d) and the server's (%d) are more than the %d cores, and adapt.busy_share=1 "
+                "stops neither: passes will wait; start the server with a smaller OMP_NUM_THREADS, or lower the share",
+                *(trainers, servers, cores),
+            )
 
     def _report_trouble(self, supervisor: Supervisor) -> None:
         """Report that the trainer is quarantined, or keeps ending, when that begins."""

@@ -293,8 +293,9 @@ def static_draft(tmp_path: Path) -> Path:
 def osd_arguments(prompts: Path, draft: Path) -> list[str]:
     amounts = "--requests 8 --max-tokens 12 --slots 4 --interval 6 --flush 3 --held-out 0.4 --exam-requests 2"
     learning = "--epochs 4 --learning-rate 2e-3 --batch-tokens 128 --loss fkl --fractions 1 --grid-losses fkl"
-    segments = f"--segments sums={prompts} words={prompts} sums --grid-intervals 4 --arms flush interval verified"
-    return f"osd --target tiny --draft {draft} --output out {amounts} {learning} {segments}".split()
+    segments = f"--segments sums={prompts} words={prompts} sums --grid-intervals 4"
+    arms = "--arms flush interval verified product"
+    return f"osd --target tiny --draft {draft} --output out {amounts} {learning} {segments} {arms}".split()
 
 
 def test_the_osd_study_trains_its_arms_on_one_recorded_stream(
@@ -309,7 +310,7 @@ def test_the_osd_study_trains_its_arms_on_one_recorded_stream(
     assert osd.main() == 0
     figures = json.loads(Path("out/results.json").read_text())
     arms = figures["arms"]
-    assert set(arms) == {"static", "flush", "interval", "verified"}
+    assert set(arms) == {"static", "flush", "interval", "verified", "product"}
     assert all(len(arm["requests"]) == 24 for arm in arms.values())
     # Nobody is judged on what it has learnt: until its first update an arm is the static draft, to the digit.
     first = arms["flush"]["updates_after"][0][0]
@@ -317,6 +318,9 @@ def test_the_osd_study_trains_its_arms_on_one_recorded_stream(
     assert arms["flush"]["requests"][first:] != arms["static"]["requests"][first:]
     assert arms["flush"]["gain"]["mean"] > 0
     assert arms["interval"]["updates"] >= 2
+    assert arms["product"]["updates"] >= 1
+    ran = [*arms.values(), *figures["offline"].values(), *figures["grid"].values(), figures["recording"], figures]
+    assert all(part["provenance"].keys() == figures["provenance"].keys() for part in ran)
     assert set(figures["offline"]) == {"0/1", "1/1", "2/1"}
     bias = figures["bias"]["flush"]
     assert bias["lower"] < bias["alpha"] < bias["upper"]
@@ -377,6 +381,7 @@ def test_servers_take_turns_under_one_load_and_stand_still_between(
     monkeypatch.setattr(Side, "serve", watched)
     amounts = "--turns 1 1 --turn-seconds 1 --rate 8 --max-tokens 48 --sides static online"
     words = "--words target.path=tiny target.device=cpu --online-words adapt.every_requests=4 adapt.min_requests=2"
+    words += " online.metrics_s=0.1"
     arguments = f"live --draft {static_draft} --segments a={prompts} b={prompts} {amounts} --output out {words}"
     monkeypatch.setattr(sys, "argv", arguments.split())
     assert live.main() == 0
@@ -389,6 +394,8 @@ def test_servers_take_turns_under_one_load_and_stand_still_between(
     ratio = found["online_over_static"]["shifted"]
     assert ratio["over_requests"]["low"] <= ratio["over_requests"]["mean"] <= ratio["over_requests"]["high"]
     assert found["cpu"]["static"]["trainer_s"] == 0 < found["cpu"]["static"]["server_s"]
+    assert found["cpu"]["online"]["by_work_s"]["logging"] > 0
+    assert found["met"]["logging"] is not None
     assert any(Path("out/online/replay").iterdir())  # it logs what it answered
     with pytest.raises(SystemExit):  # a second run into the same folder would mix two loads
         live.main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from distillspec.serving.online.log.exports import Exports
 from distillspec.serving.online.log.manifest import Manifest
 from distillspec.serving.online.log.shard_files import ShardFiles
 
@@ -18,8 +19,8 @@ class Deletions:
         clock: seconds since the epoch in this process. Other processes delete by their own clocks.
     """
 
-    def __init__(self, manifest: Manifest, files: ShardFiles, clock: Callable[[], float]) -> None:
-        self._manifest, self._files, self._clock = manifest, files, clock
+    def __init__(self, manifest: Manifest, files: ShardFiles, exports: Exports, clock: Callable[[], float]) -> None:
+        self._manifest, self._files, self._exports, self._clock = manifest, files, exports, clock
         # Tenant → the recorded time of its deletion, and that time by this process's clock.
         self._known = {tenant: (at, min(at, clock())) for tenant, at in manifest.deleted_at().items()}
 
@@ -35,7 +36,7 @@ class Deletions:
         return {tenant: here for tenant, (_, here) in self._known.items()}
 
     def delete(self, tenant: str) -> int:
-        """Delete a tenant's answers from manifest and files. Return how many were listed.
+        """Delete a tenant's answers from manifest, files and exports. Return how many were listed.
 
         Raises:
             RunError: bytes are left for now. The next `finish` removes them.
@@ -47,17 +48,18 @@ class Deletions:
         return count
 
     def finish(self) -> None:
-        """Remove from files and database the answers that are off the list."""
+        """Remove from files, database and exports the answers that are off the list."""
         for shard in self._manifest.rewrites():
             self._files.rewrite(shard)
         self._manifest.finish_rewrites()
+        self._exports.clean()
 
     def resume(self) -> None:
         """Finish deletions that a crash cut short.
 
         A full disk must not keep a server from starting: an answer that is off the list is never read.
         """
-        if not self._manifest.rewrites():
+        if not (self._manifest.rewrites() or self._manifest.exports_to_clean()):
             return
         try:
             self.finish()

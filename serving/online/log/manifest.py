@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,6 +18,11 @@ from distillspec.serving.online.state.database import DatabaseFailed
 
 SUMS = ("domain", "draft", "COUNT(*)", "SUM(tokens)", "SUM(tried)", "SUM(accepted)")  # as in `DraftedText`
 COUNT = "SELECT COUNT(*) FROM answers WHERE number > ?"
+TOTALS = (
+    "SELECT COUNT(*) shards, COALESCE(SUM(bytes), 0) bytes FROM shards",
+    "SELECT COUNT(*) answers, COALESCE(SUM(tokens), 0) tokens FROM answers",
+    "SELECT COUNT(*) refused_shards FROM refusals",
+)
 ENTRY = ", ".join(field.name for field in fields(LogEntry))
 ANSWER = (
     "INSERT INTO answers (shard, place, request_id, tenant, domain, tokens, tried, accepted, time_s, draft, prompt,"
@@ -129,17 +134,9 @@ class Manifest:
 
     def sizes(self) -> dict[str, int]:
         """Return the totals described in `ReplayLog.sizes`."""
-        shards = self._database.rows("SELECT COUNT(*) n, COALESCE(SUM(bytes), 0) bytes FROM shards")[0]
-        answers = self._database.rows("SELECT COUNT(*) n, COALESCE(SUM(tokens), 0) tokens FROM answers")[0]
+        totals = [dict(self._database.rows(query)[0]) for query in TOTALS]
         counters = {row["name"]: row["value"] for row in self._database.rows("SELECT * FROM counters")}
-        return {
-            "shards": shards["n"],
-            "bytes": shards["bytes"],
-            "answers": answers["n"],
-            "tokens": answers["tokens"],
-            "refused_shards": self._database.value("SELECT COUNT(*) FROM refusals"),
-            **counters,
-        }
+        return {name: value for found in (*totals, counters) for name, value in found.items()}
 
     # -- shards -------------------------------------------------------------------------------------------------
 
@@ -203,7 +200,7 @@ class Manifest:
         return {row["tenant"]: row["time_s"] for row in self._database.rows("SELECT * FROM deletions")}
 
     def delete(self, tenant: str, now_s: float) -> tuple[int, float]:
-        """Take a tenant's answers off the list and mark their shards for rewriting.
+        """Take a tenant's answers off the list and mark their shards and exports for rewriting.
 
         Returns:
             How many answers were listed, and the time of the deletion: `now_s`, or that of the tenant's newest answer
@@ -216,6 +213,7 @@ class Manifest:
             rows.execute(
                 "INSERT OR IGNORE INTO rewrites SELECT DISTINCT shard FROM answers WHERE tenant = ?", (tenant,)
             )
+            rows.execute("UPDATE exports SET deleted = 1 WHERE tenant = ?", (tenant,))
             return rows.execute("DELETE FROM answers WHERE tenant = ?", (tenant,)).rowcount, time_s
 
     def rewrites(self) -> list[int]:
@@ -231,6 +229,26 @@ class Manifest:
         self._database.scrub()
         with self._database.transaction() as rows:
             rows.execute("DELETE FROM rewrites")
+
+    # -- exports ------------------------------------------------------------------------------------------------
+
+    def list_export(self, path: str, tenants: Iterable[str]) -> None:
+        """List a file that holds answers of these tenants, in place of what was known of it."""
+        with self._database.transaction() as rows:
+            rows.execute("DELETE FROM exports WHERE path = ?", (path,))
+            rows.executemany("INSERT INTO exports (path, tenant) VALUES (?, ?)", [(path, name) for name in tenants])
+
+    def exports_to_clean(self) -> dict[str, set[str]]:
+        """Return file → deleted tenants whose answers it still holds."""
+        found: dict[str, set[str]] = {}
+        for row in self._database.rows("SELECT path, tenant FROM exports WHERE deleted"):
+            found.setdefault(row["path"], set()).add(row["tenant"])
+        return found
+
+    def forget_deleted_in(self, path: str) -> None:
+        """Note that a file holds no answer of a deleted tenant any more."""
+        with self._database.transaction() as rows:
+            rows.execute("DELETE FROM exports WHERE path = ? AND deleted", (path,))
 
     # -- counters -----------------------------------------------------------------------------------------------
 

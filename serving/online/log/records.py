@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from distillspec.serving.base.owner_files import hashed
 from distillspec.serving.online.log.rejected_nodes import RejectedNodes
 from distillspec.signals import TeacherSignal
 from distillspec.types import ModelIdentity, RecordedStates, Sample, SamplingPolicy
@@ -109,6 +110,11 @@ class LogEntry:
     accepted: int
     time_s: float
     draft: str = ""  # `LoggedAnswer.draft`
+
+    @property
+    def tenant_hash(self) -> str:
+        """Name that stands for the tenant in files which its deletion does not reach."""
+        return hashed(self.tenant)
 
     def is_of(self, answer: LoggedAnswer) -> bool:
         """Return True if `answer` is the one this row describes."""

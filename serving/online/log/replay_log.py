@@ -19,6 +19,7 @@ from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_private
 from distillspec.serving.base.owner_files import EVERYBODY, delete_files
 from distillspec.serving.online.log.deletions import Deletions
+from distillspec.serving.online.log.exports import Exports
 from distillspec.serving.online.log.manifest import DraftedText, Manifest
 from distillspec.serving.online.log.records import LogEntry, LoggedAnswer, LogKey
 from distillspec.serving.online.log.retention import Retention
@@ -78,7 +79,8 @@ class ReplayLog:
         self.key = self.manifest.agree(key)
         self.clock = clock or SteadyClock(self.manifest.newest_s())
         self.files = ShardFiles(self.manifest, self.key, write)
-        self._deletions = Deletions(self.manifest, self.files, self.clock)
+        self._exports = Exports(self.manifest, self.key, write)
+        self._deletions = Deletions(self.manifest, self.files, self._exports, self.clock)
         self._retention = Retention(self.manifest, self.files, self.config, self.clock, seed)
         self._domains: Callable[[], Sequence[str]] | None = None
 
@@ -142,7 +144,9 @@ class ReplayLog:
         return self.manifest.excluded()
 
     def delete_tenant(self, tenant: str) -> int:
-        """Delete a tenant's answers from shards and manifest, and what proposers have on disk. Return the listed ones.
+        """Delete a tenant's answers from shards, manifest and exports, and what proposers have on disk.
+
+        Returns how many answers were listed.
 
         They are off the list at once. If a crash, a full disk or a busy reader keeps their bytes in files, the next
         `reconcile` or deletion, of any tenant, removes them. The tenant's name stays in the list of deletions. Files
@@ -226,6 +230,17 @@ class ReplayLog:
         shards = {shard: self.files.listed(shard) for shard in dict.fromkeys(entry.shard for entry in requested)}
         found = [(entry, shards[entry.shard].get(entry.number)) for entry in requested]
         return {entry.number: answer for entry, answer in found if answer is not None and entry.is_of(answer)}
+
+    def export(self, path: Path, tenant: str | None = None) -> int:
+        """Write all readable answers (of one tenant) to a file. Return how many, 0 where no file was made.
+
+        Later deletions reach it there. Nothing is logged meanwhile: answers wait in memory.
+        """
+        with self._changing():
+            answers = self.load([entry for entry in self.entries() if tenant in (None, entry.tenant)])
+            if answers:
+                self._exports.add(path, answers)
+        return len(answers)
 
     def sizes(self) -> dict[str, int]:
         """Return `shards`, `bytes`, `answers`, `tokens`, `refused_shards` and the persistent counters.

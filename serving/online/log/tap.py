@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -74,6 +76,7 @@ class ReplayTap:
         self.paused = False
         self.wanting = False  # text is waited for: all requests are logged, and not `replay.share` of them
         self.counters: Counter[str] = Counter()
+        self.cpu_s = 0.0  # processor time of recording, from above: all cores of the engine's thread count as busy
         self._running: dict[tuple[str, int], _Running] = {}
         self._skipped: set[tuple[str, int]] = set()  # not to be logged, or dropped
         self.waiting_tokens = 0
@@ -83,7 +86,7 @@ class ReplayTap:
 
     def __call__(self, emissions: Sequence[Emission], logits: Tensor) -> None:
         """Record a step's emitted tokens. See `serving.step.commit.Observer`. Never raises."""
-        with self._lock:
+        with self._lock, self._timed():
             try:
                 logged = [(e, answer) for e in emissions if e.rows and (answer := self._find(e)) is not None]
                 if logged:
@@ -97,7 +100,7 @@ class ReplayTap:
 
     def finish(self, outputs: Sequence[RequestOutput]) -> None:
         """Queue the answers that a step finished."""
-        with self._lock:
+        with self._lock, self._timed():
             for output in outputs:
                 for completion in output.completions:
                     try:
@@ -118,6 +121,12 @@ class ReplayTap:
         with self._lock:
             self._forgotten_s[tenant] = max(submitted_until_s, self._forgotten_s.get(tenant, -math.inf))
             self._drop_all([key for key, answer in self._running.items() if answer.request.tenant == tenant])
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began_s = time.thread_time()
+        yield
+        self.cpu_s += (time.thread_time() - began_s) * torch.get_num_threads()
 
     @property
     def tracked(self) -> int:

@@ -37,6 +37,7 @@ class LogWriter:
     ) -> None:
         self.replay, self.config, self._redact, self._clock = replay, replay.config, redact, clock
         self.counters: Counter[str] = Counter()
+        self.cpu_s = 0.0  # processor time of its thread
         self._queue: deque[LoggedAnswer] = deque()
         self._tokens = self._state_bytes = 0
         self._oldest_s: float | None = None
@@ -113,6 +114,7 @@ class LogWriter:
             if answers:
                 self._write(self._redacted(answers))
                 answers.clear()  # they would be held until the next ones come
+                self.cpu_s = time.thread_time()
 
     def _count(self) -> None:
         """Count what waits. The caller holds the lock."""

@@ -93,7 +93,7 @@ class DriftWatch:
         self.detector.restart()
 
     def _add(self, entry: LogEntry) -> bool:
-        cluster = entry.tenant if self.config.drift_by == "tenant" else entry.domain
+        cluster = entry.tenant_hash if self.config.drift_by == "tenant" else entry.domain
         return self.detector.add(cluster, entry.tried, entry.accepted)
 
 

@@ -68,9 +68,7 @@ class Supervisor:
         self.brake = Brake(self._braked, settings.adapt.busy_share, holds_lock=lambda: is_held(changing))
         self._heartbeat = Heartbeat(self.layout.heartbeat, lambda: self.brake.stopped_s, clock)
         # Between requests it has the machine for itself. Asked here: the thread that polls computes with one core.
-        self._threads = settings.adapt.threads or (
-            min(MOST_THREADS, torch.get_num_threads()) if self.brake.stops else 1
-        )
+        self.threads = settings.adapt.threads or (min(MOST_THREADS, torch.get_num_threads()) if self.brake.stops else 1)
         self._ends = 0
         self._updates = 0
         self.next_start_s = 0.0
@@ -153,9 +151,9 @@ class Supervisor:
     def _start(self) -> None:
         self._needed_s = None
         private_folder(self.layout.trainer)
-        write_settings(replace(self.settings, adapt=replace(self.settings.adapt, threads=self._threads)))
+        write_settings(replace(self.settings, adapt=replace(self.settings.adapt, threads=self.threads)))
         kept = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
-        environment = {**kept, "OMP_NUM_THREADS": str(self._threads)}
+        environment = {**kept, "OMP_NUM_THREADS": str(self.threads)}
         if self.settings.adapt.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
         told = self.layout.trainer / "trainer.log"

@@ -27,10 +27,10 @@ from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import ONLY, Version
 from distillspec.serving.online.training.base_drafts import BaseDrafts
 from distillspec.serving.online.training.drift import DriftWatch
-from distillspec.serving.online.training.examples import TrainingExample, examples_of
+from distillspec.serving.online.training.examples import examples_of
 from distillspec.serving.online.training.learning import UpdateResult, learn
 from distillspec.serving.online.training.loaded_target import LoadedTarget
-from distillspec.serving.online.training.memory import Memory, MemoryFile
+from distillspec.serving.online.training.memory import MemoryFile
 from distillspec.serving.online.training.patience import every_requests
 from distillspec.serving.online.training.scoring import Scorer
 from distillspec.serving.online.training.selection import (
@@ -155,8 +155,16 @@ class OnlineTrainer:
         draft, rows = self._drafts.renewed(self._drafts.load(parent), examples, self.config.vocabulary)
         self._stage("learning")
         try:
-            on_step = partial(self._before_step, chosen.logged, reason in DUE)
-            result, memory = self._learn(draft, examples, memory and replace(memory, rows=rows), on_step)
+            result, memory = learn(
+                draft,
+                examples,
+                self.config,
+                self.settings.loss,
+                memory=memory and replace(memory, rows=rows),
+                states=self._drafts.states_for(draft),
+                seed=self.settings.seed + self.state.updates,
+                on_step=partial(self._before_step, chosen.logged, reason in DUE),
+            )
         except (Overtaken, RunError):
             self._stage("waiting")
             raise
@@ -168,7 +176,7 @@ class OnlineTrainer:
             self._memory.write(version.name, memory)
         self._since_s = began_s
         self.drift.restart()
-        self._tell(reason, chosen, result, version)
+        self._tell(reason, chosen, result, version, began_s)
         self._quarantine_if_failing(result)
         self._stage("waiting")
         return version
@@ -201,24 +209,6 @@ class OnlineTrainer:
     def parent(self) -> Version:
         """Return the version to train on. See `BaseDrafts.parent`."""
         return self._drafts.parent(self.state.working)
-
-    def _learn(
-        self,
-        draft: LanguageModel,
-        examples: list[TrainingExample],
-        memory: Memory | None,
-        on_step: Callable[[int], None],
-    ) -> tuple[UpdateResult, Memory | None]:
-        return learn(
-            draft,
-            examples,
-            self.config,
-            self.settings.loss,
-            memory=memory,
-            states=self._drafts.states_for(draft),
-            seed=self.settings.seed + self.state.updates,
-            on_step=on_step,
-        )
 
     def _before_step(self, learnt: Sequence[LogEntry], may_end: bool, step: int) -> None:
         if step:
@@ -267,9 +257,15 @@ class OnlineTrainer:
         )
         self.state.write(self.layout.state)
 
-    def _tell(self, reason: str, chosen: Selection, result: UpdateResult, version: Version | None) -> None:
+    def _tell(
+        self, reason: str, chosen: Selection, result: UpdateResult, version: Version | None, began_s: float
+    ) -> None:
+        """Report the update with the times of its begin and end, in seconds since the epoch."""
+        now_s = self.replay.clock()
         record = {
             "event": "update",
+            "time_s": now_s,
+            "began_s": now_s - (self._clock() - began_s),
             **({"draft": self.member} if self.member else {}),
             "step": self.state.updates,
             "reason": reason,

@@ -113,6 +113,13 @@ class OnlineFigures:
         "replay_waiting_tokens", "Tokens in memory that wait to be written", unit="tokens", status="log.waiting_tokens"
     )
     logged: int = counter("replay_logged_answers", "answers", "Answers taken into the log")
+    log_cpu_s: float = counter(
+        "replay_cpu_seconds",
+        "seconds",
+        "Processor time of recording and writing, from above",
+        0.0,
+        status="log.cpu_s",
+    )
     dropped: Mapping[str, int] = counters(
         "replay_dropped_answers",
         "answers",

@@ -29,7 +29,7 @@ STATUS = {  # the fields of GET /admin/online. None: its fields are not listed h
     "waiting_for": None,
     "suspected": None,
     "served": {"versions": None, "short": None, "long": None, "collapsed": None},
-    "log": dict.fromkeys(["shards", "bytes", "answers", "tokens", "refused_shards", "waiting_tokens"]),
+    "log": dict.fromkeys(["shards", "bytes", "answers", "tokens", "refused_shards", "waiting_tokens", "cpu_s"]),
     "trainer": dict.fromkeys(
         [
             *("pid", "starts", "stage", "updates", "lag", "learnt", "skipped", "capped", "drop_rate", "cpu_s"),

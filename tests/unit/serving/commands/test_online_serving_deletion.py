@@ -128,6 +128,8 @@ def test_a_tenants_text_is_nowhere_after_its_deletion(
     text = marker()
     ids = running.state.engine.target.text_tokenizer(text)["input_ids"][-LETTERS:]
     assert len(ids) == LETTERS
+    assert running.adaptation.replay.export(tmp_path / "exported" / "all") == 6
+    assert in_files(tmp_path / "exported", text, ids)
     assert in_memory(text, ids), "the search finds what is there"
     assert in_files(tmp_path, text, ids)
     assert values_in_caches(running) > 0

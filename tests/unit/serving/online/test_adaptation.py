@@ -17,6 +17,7 @@ from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.commands.online_serving import AdaptationControl
+from distillspec.serving.online import trainer_link
 from distillspec.serving.online.adaptation import Adaptation, first_draft
 from distillspec.serving.online.bootstrap import NothingIntact
 from distillspec.serving.online.log.replay_log import ReplayLog
@@ -302,8 +303,15 @@ def test_the_commands(
     assert [line.split()[1] for line in _lines(capsys, "v0")] == ["promoted", "promoted", "rolled_back"]
     assert main(["replay", where]) == 0
     assert "bytes_per_token" in capsys.readouterr().out
+    for run in ("kept", "moved"):
+        assert main(["replay", "action=export", where, f"hydra.run.dir={run}"]) == 0
+        assert "60 answers in" in capsys.readouterr().out
+    Path("moved", "replay.safetensors").rename("elsewhere")
     assert main(["replay", "action=delete", "tenant=acme", where]) == 0
-    assert "60 answers of acme are deleted" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "60 answers of acme are deleted" in said.out
+    assert not Path("kept", "replay.safetensors").exists()
+    assert f"{tmp_path}/moved/replay.safetensors was moved or removed" in said.out
     assert main(["replay", "action=export", where]) == 0
     assert "nothing is written" in capsys.readouterr().out
     assert main(["versions", "action=show", where]) == 2
@@ -339,3 +347,25 @@ def test_answers_and_promotions_are_dated_by_one_clock(
         adaptation.writer.flush()
         (entry,) = adaptation.replay.entries()
         assert adaptation.registry.promotions()[-1]["time_s"] < entry.time_s
+
+
+@pytest.mark.parametrize(("share", "servers", "warns"), [(1.0, 2, True), (1.0, 1, False), (0.1, 2, False)])
+def test_a_trainer_that_nothing_stops_needs_cores_of_its_own(
+    settings: OnlineSettings,
+    given: Path,
+    target: LanguageModel,
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    share: float,
+    servers: int,
+    warns: bool,
+) -> None:
+    settings = replace(settings, online=replace(settings.online, mode="on"))
+    settings.adapt.busy_share = share
+    engine = engine_with(first_draft(settings, target, given), target, make_engine)
+    monkeypatch.setattr(trainer_link, "usable_cores", lambda: 2)
+    monkeypatch.setattr(trainer_link.torch, "get_num_threads", lambda: servers)
+    with Adaptation(engine, settings):
+        pass
+    assert ("more than the 2 cores" in caplog.text) == warns

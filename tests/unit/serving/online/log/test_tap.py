@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -110,6 +111,18 @@ def test_the_drafts_opinion_is_what_it_drew_from(draft: LanguageModel, make_engi
         q = torch.softmax(draft.logits(read)[0, -1], -1)
     assert float(answer.draft_probs[at]) == pytest.approx(float(q[answer.draft_tokens[at]]), rel=0.02)
     assert float(answer.draft_entropies[at]) == pytest.approx(float(torch.special.entr(q).sum()), rel=0.02)
+
+
+def test_its_processor_time_counts_all_cores_that_compute(
+    draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tap, _ = tapped()
+    engine, reads = make_engine(draft), count()
+    monkeypatch.setattr(tap_module.time, "thread_time", lambda: float(next(reads)))
+    monkeypatch.setattr(tap_module.torch, "get_num_threads", lambda: 3)
+    serve(engine, tap, requests()[:1])
+    assert tap.cpu_s == 3 * next(reads) / 2, "each time is read before and after, a second apart"
+    assert tap.cpu_s > 0
 
 
 def test_who_opts_out_leaves_nothing(draft: LanguageModel, make_engine: MakeEngine) -> None:

@@ -34,6 +34,7 @@ def test_a_full_disk_costs_answers_and_nothing_else(settings: OnlineSettings, ke
     assert writer.put(answer("c"))
     writer.flush()
     writer.stop()
+    assert writer.cpu_s > 0
     assert names(replay) == ["c"]
     assert list(replay.folder.glob("*.tmp")) == []
 

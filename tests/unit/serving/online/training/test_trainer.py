@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel
+from distillspec.serving.base.owner_files import hashed
 from distillspec.serving.online.log.records import LoggedAnswer, LogKey
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
@@ -90,6 +91,23 @@ def test_an_update_is_due_when_acceptance_falls(
     assert trainer.due() == "drift"
 
 
+def test_drift_by_tenant_writes_no_tenants_name(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    records: list[dict] = []
+    fill(replay, answer, 4, tenant="secret-tenant")
+    trainer = OnlineTrainer(changed(settings, drift_by="tenant"), report=records.append)
+    assert trainer.due() is None
+    trainer.update("asked")
+    found = TrainerState.read(settings.layout.state).drift
+    assert len(found) == 2, "that tenant, and all traffic"
+    assert found["all"] == found[hashed("secret-tenant")]
+    written = [file.read_bytes() for file in settings.layout.trainer.rglob("*") if file.is_file()]
+    assert b'"drift"' in b"".join(written)
+    assert b"secret-tenant" not in b"".join(written)
+    assert "secret-tenant" not in str(records)
+
+
 def test_a_trainer_slower_than_traffic_skips_and_says_how_many(
     settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
 ) -> None:
@@ -119,6 +137,8 @@ def test_lag_stays_bounded_and_the_drop_rate_is_shown(
         lags.append(replay.newest_number() - trainer.state.cursor)
     assert lags == [0, 0, 0]
     assert (trainer.state.learnt, trainer.state.skipped) == (3 * 12, 3 * 28)
+    assert records[-1]["began_s"] < records[-1]["time_s"]
+    assert records[0]["time_s"] < records[1]["began_s"], "one update ended before the next one began"
     assert records[-1]["drop_rate"] == TrainerState.read(settings.layout.state).drop_rate == pytest.approx(0.7)
 
 

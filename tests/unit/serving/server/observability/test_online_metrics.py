@@ -22,6 +22,7 @@ FIGURES = OnlineFigures(
     bytes=5,
     waiting_tokens=7,
     logged=11,
+    log_cpu_s=0.25,
     dropped={"memory": 13, "deleted": 17},
     refused_shards=19,
     verdicts={"promoted": 23, "refused": 29},
@@ -52,6 +53,7 @@ STATE = {
     "bytes": 5,
     "waiting_tokens": 7,
     "logged": 11,
+    "log_cpu_s": 0.25,
     "dropped": {"memory": 13, "deleted": 17},
     "refused_shards": 19,
     "verdicts": {"promoted": 23, "refused": 29},
@@ -132,6 +134,9 @@ distillspec:replay_waiting_tokens{model_name="m"} 7.0
 # HELP distillspec:replay_logged_answers_total Answers taken into the log
 # TYPE distillspec:replay_logged_answers_total counter
 distillspec:replay_logged_answers_total{model_name="m"} 11.0
+# HELP distillspec:replay_cpu_seconds_total Processor time of recording and writing, from above
+# TYPE distillspec:replay_cpu_seconds_total counter
+distillspec:replay_cpu_seconds_total{model_name="m"} 0.25
 # HELP distillspec:replay_dropped_answers_total Answers left out of the log
 # TYPE distillspec:replay_dropped_answers_total counter
 distillspec:replay_dropped_answers_total{model_name="m",reason="memory"} 13.0
