@@ -233,6 +233,18 @@ def test_the_proposers_benchmark_names_the_passes_of_sides_with_a_draft(
     assert found["over_draft"].keys() == {"no draft", "staged-ngram", "ngram"}
 
 
+def test_the_benchmark_of_moves_times_what_is_accepted_and_every_row(
+    written: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("moving.py", f"{tiny_words(tmp_path, 2)} --batches 1 2 --steps 4", monkeypatch)
+    found = written["moving"]
+    assert found["rows"].keys() == found["met"].keys() == {"1", "2"}
+    for rows, own in found["rows"].items():
+        assert own["every_row"]["ms"] > 0
+        assert own["every_row"]["share"] > 0
+        assert 0 <= own["as_accepted"]["rows_a_step"] <= int(rows)
+
+
 def test_the_benchmark_of_changes_in_a_pool_counts_requests_and_switches(
     load_words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
