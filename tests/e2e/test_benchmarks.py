@@ -20,6 +20,7 @@ from distillspec.config import DraftConfig, TargetConfig
 from distillspec.errors import RunError
 from distillspec.models import initialise_draft, load_target, save_draft
 from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving.base.shape import TreeShape
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -243,6 +244,26 @@ def test_the_benchmark_of_moves_times_what_is_accepted_and_every_row(
         assert own["every_row"]["ms"] > 0
         assert own["every_row"]["share"] > 0
         assert 0 <= own["as_accepted"]["rows_a_step"] <= int(rows)
+
+
+def test_the_traversal_benchmark_times_each_verifier_and_pairs_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    traversal, written = importlib.import_module("traversal"), dict[str, Any]()
+    monkeypatch.setattr("turns.TOKENS", 100)
+    monkeypatch.setattr("turns.ALIKE", 1)
+    small = {"two": TreeShape.full((2, 1)), "chain": TreeShape.full((1, 1))}
+    for name, value in {"TOKENS": 8, "SHAPES": small, "write_result": written.__setitem__}.items():
+        monkeypatch.setattr(traversal, name, value)
+    monkeypatch.setattr(sys, "argv", ["", *tiny_words(tmp_path, 8).split(), "--rounds", "4", "--prompts-each", "2"])
+    traversal.main()
+    for shape in written["traversal"]["shapes"].values():
+        assert shape["verdict_ms"].keys() == {"from the leaves", "by level", "by level, torch"}
+        assert min(shape["verdict_ms"].values()) > 0
+    speed = written["traversal"]["batch"]["1"]
+    assert speed["over_by_level"].keys() == small.keys()
+    assert speed["rounds"].keys() == {"two", "two, by level", "chain", "chain, by level"}
 
 
 def test_the_benchmark_of_changes_in_a_pool_counts_requests_and_switches(
