@@ -9,6 +9,7 @@ import os
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ import pytest
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.errors import RunError
 from distillspec.models import initialise_draft, load_target, save_draft
+from distillspec.models.stop_head import StopHead
 from distillspec.serving import Engine, EngineSettings, SamplingParams
 from distillspec.serving.base.shape import TreeShape
 
@@ -264,6 +266,17 @@ def test_the_traversal_benchmark_times_each_verifier_and_pairs_engines(
     speed = written["traversal"]["batch"]["1"]
     assert speed["over_by_level"].keys() == small.keys()
     assert speed["rounds"].keys() == {"two", "two, by level", "chain", "chain, by level"}
+
+
+@pytest.mark.parametrize("reads", ["probs", "state"])
+def test_the_benchmark_of_deciding_tells_what_the_network_reads(reads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    deciding = importlib.import_module("deciding")
+    draft = initialise_draft(DraftConfig(layers=2), load_target(TargetConfig(path="tiny")))
+    taught = replace(draft, stop=StopHead(reads, 64, 8, draft.width))
+    assert deciding.network_reads(taught) == reads
+    with pytest.raises(SystemExit, match="without a network"):
+        deciding.network_reads(draft)
 
 
 def test_the_benchmark_of_changes_in_a_pool_counts_requests_and_switches(
