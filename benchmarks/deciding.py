@@ -6,8 +6,8 @@
 After tables 3 and 4 of multi-candidate decoding (Yang et al. 2024). The sides take turns (`turns.py`): fixed lengths
 from 0 to 6, goodput over chains, and chains of up to 8 tokens that end where the draft's own probability, or what the
 network of `train-stop` predicts, falls below a threshold: each with 8 tokens always, and with lengths by goodput. The
-best fixed length and threshold are chosen on the odd rounds and compared on the even ones. Writes
-`results/deciding.json`.
+best fixed length and threshold are chosen on the odd rounds and compared on the even ones. What the network reads
+(`stop.reads`) is in the result. Writes `results/deciding.json`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sides import make_engine
 from turns import NO_DRAFT, Bench, Side, interval, shown, turn_options
 
 from distillspec.config import TargetConfig
-from distillspec.models import load_target
+from distillspec.models import LanguageModel, load_target
 from distillspec.recipes.rates import best_on_odd, ratios
 from distillspec.serving import Engine
 from distillspec.serving.base.controllers import LengthController
@@ -44,6 +44,7 @@ def main() -> None:
         for decider, path in zip(DECIDERS, (options.draft, options.stop), strict=True)
         for threshold in THRESHOLDS
     }
+    reads = network_reads(engines[f"network {THRESHOLDS[0]}"].draft)
     found = {}
     for batch in options.batches:
         sides = {NO_DRAFT: Side(bench.plain), **{str(k): Side(bench.engine, FixedLength(k)) for k in FIXED}}
@@ -53,7 +54,18 @@ def main() -> None:
             sides[f"{name}, goodput"] = Side(engine, _goodput(engine))
         found[str(batch)] = _judged(bench.rates_of(sides, batch))
         print(f"batch {batch}: {found[str(batch)]}", flush=True)
-    write_result("deciding", {**bench.setting, "thresholds": THRESHOLDS, "batch": found})
+    write_result("deciding", {**bench.setting, "network_reads": reads, "thresholds": THRESHOLDS, "batch": found})
+
+
+def network_reads(draft: LanguageModel | None) -> str:
+    """Return which signals a draft's network decides by, as `stop.reads` of `distill train-stop` named them.
+
+    Raises:
+        SystemExit: it has no network.
+    """
+    if draft is None or draft.stop is None:
+        raise SystemExit("--stop names a draft without a network; give the one that distill train-stop wrote")
+    return draft.stop.reads
 
 
 def _deciding(options: Any, path: str, threshold: float) -> Engine:

@@ -8,17 +8,19 @@ A round has four prompts at least. Each engine answers them whole, in random ord
 
 Ratios are tokens a second over those of the draft by itself, with 95 % intervals over rounds (Student's). `staged`
 needs a draft that reads tokens alone, `stop-…` what `distill train-stop` wrote. With `--ends natural` answers end where
-the target ends them. Writes `results/NAME.json`.
+the target ends them. Of sides with a draft its passes are counted, those that read text included: a staged draft is to
+take fewer for as many drafted tokens. Writes `results/NAME.json`.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from common import write_result
-from sides import NEW_TOKENS, generate, greedy, make_engine, rate_of, read_prompts
+from sides import NEW_TOKENS, answers, generate, greedy, make_engine, read_prompts
 from turns import ALIKE, NO_DRAFT, interval, shown, turn_options
 
 from distillspec.commands.unseen import trained_prompts
@@ -27,6 +29,7 @@ from distillspec.models import load_target
 from distillspec.recipes.rates import ratios
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.draft_loading import load_draft
+from distillspec.serving.proposers.named import draft_models
 
 ALONE = "draft"
 THRESHOLD = 0.3  # of what is gated: below, verification and drafting cost more than they bring
@@ -63,10 +66,14 @@ def main() -> None:
     )
     found = {}
     for batch in options.batches:
-        rates = _rates(engines, prompts[: options.rounds * max(ALIKE, batch)], batch, params)
+        rounds = _rounds(engines, prompts[: options.rounds * max(ALIKE, batch)], batch, params)
+        rates = {name: [one.rate for one in own] for name, own in rounds.items()}
         found[str(batch)] = own = {
             **shown(rates),
             "over_draft": {name: interval(ratios(rates, name, ALONE)) for name in names if name != ALONE},
+            "draft_passes": passes_of(
+                {name: own for name, own in rounds.items() if draft_models(engines[name].proposer)}
+            ),
         }
         print(batch, own, flush=True)
     setting = {
@@ -79,26 +86,71 @@ def main() -> None:
     write_result(options.name, {**setting, "dtype": str(engines[ALONE].target.dtype), "batches": found})
 
 
-def _rates(
+class Round(NamedTuple):
+    """The answers of an engine to the prompts of a round."""
+
+    answers: int
+    tokens: int
+    seconds: float
+    passes: int  # of the draft
+    drafted: int  # tokens, of all sources
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+def _rounds(
     engines: Mapping[str, Engine], prompts: Sequence[Sequence[int]], batch: int, params: SamplingParams
-) -> dict[str, list[float]]:
-    """Return the tokens a second of each engine by round, without the round that warms up.
+) -> dict[str, list[Round]]:
+    """Return the rounds of each engine, without the one that warms up.
 
     Batches are tenants: n-grams must not know the answers that an earlier batch has written.
     """
     chance, each, tenant = random.Random(0), max(ALIKE, batch), f"batch {batch}"
-    rates: dict[str, list[float]] = {name: [] for name in engines}
+    rounds: dict[str, list[Round]] = {name: [] for name in engines}
     for engine in engines.values():
         generate(engine, prompts[:batch], greedy(32))
     for start in range(0, len(prompts), each):
         groups = [prompts[first : first + batch] for first in range(start, start + each, batch)]
         for name in chance.sample(list(engines), len(engines)):
+            rounds[name].append(answered(engines[name], groups, params, tenant))
+    return rounds
 
-            def answers(engine: Engine = engines[name], groups: list[Any] = groups) -> int:
-                return sum(generate(engine, group, params, tenant) for group in groups)
 
-            rates[name].append(rate_of(answers))
-    return rates
+def answered(
+    engine: Engine, groups: Sequence[Sequence[Sequence[int]]], params: SamplingParams, tenant: str = "default"
+) -> Round:
+    """Answer one group of prompts after another, for a tenant."""
+    before, started = _draft_passes(engine), time.perf_counter()
+    outputs = [output for group in groups for output in answers(engine, group, params, tenant)]
+    seconds = time.perf_counter() - started
+    tokens = sum(len(output.token_ids) for output in outputs)
+    drafted = sum(output.stats.proposed for output in outputs)
+    return Round(len(outputs), tokens, seconds, _draft_passes(engine) - before, drafted)
+
+
+def _draft_passes(engine: Engine) -> int:
+    return sum(draft.runner.passes for draft in draft_models(engine.proposer))
+
+
+def passes_of(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
+    """Return the passes that the draft of each side took an answer, and the tokens drafted and written a pass.
+
+    `saved`: the share of the passes a drafted token of the draft by itself that this side does not take.
+    """
+    totals = {name: Round(*map(sum, zip(*own, strict=True))) for name, own in rounds.items()}
+    each = {name: own.passes / own.drafted if own.drafted else 0.0 for name, own in totals.items()}
+    return {
+        name: {
+            "passes_an_answer": own.passes / own.answers,
+            "drafted_a_pass": own.drafted / own.passes if own.passes else 0.0,
+            "written_a_pass": own.tokens / own.passes if own.passes else 0.0,
+            "saved": 1 - each[name] / each[ALONE] if each[ALONE] else 0.0,
+        }
+        for name, own in totals.items()
+    }
 
 
 def _engine(options: Any, name: str, batch: int) -> Any:

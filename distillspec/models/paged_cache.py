@@ -98,9 +98,9 @@ class PagedCache(SlotCache):
             if page != own and column * size < length:
                 self.copy(page, own, min(size, length - column * size))
 
-    def gather(self, slot: int, places: Tensor, start: int) -> None:
-        new = torch.arange(start, start + len(places), device=places.device)
-        source, destination = (self.located(torch.full_like(at, slot), at) for at in (places, new))
+    def gather(self, moves: Tensor) -> None:
+        slots, *places = moves
+        source, destination = (self.located(slots, at) for at in places)
         for held in self.tensors():
             held[destination[0], :, destination[1]] = held[source[0], :, source[1]]
 

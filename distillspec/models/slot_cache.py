@@ -175,9 +175,13 @@ class SlotCache:
         """Copy the first `length` places of one slot over another's. Both have room for them."""
         self.copy(source, destination, length)
 
-    def gather(self, slot: int, places: Tensor, start: int) -> None:
-        """Copy tokens of a slot to start, start + 1, …: the accepted path of a tree. See `PlaceMoves`."""
-        self._move(list(self.tensors()), slot, places, start)
+    def gather(self, moves: Tensor) -> None:
+        """Copy tokens to other places of their slots: the accepted paths of trees.
+
+        Args:
+            moves: `[3, n]` int64, see `PlaceMoves`.
+        """
+        self._move(list(self.tensors()), moves)
 
     def drop(self, slot: int, start: int = 0) -> None:
         """Give back the memory of a slot from a place on, where the system takes memory back."""

@@ -1,4 +1,4 @@
-"""Moves of tokens within a slot of a key/value cache: on CPUs all layers in one call of C++ (`places.cpp`)."""
+"""Moves of tokens within slots of a key/value cache: on CPUs all rows and layers in one call of C++ (`places.cpp`)."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ class PlaceMoves:
         self._known: list[tuple[int, int]] = []  # addresses and bytes of the tensors
         self._described: Any = None  # see `_described`
 
-    def __call__(self, tensors: Sequence[Tensor], slot: int, places: Tensor, start: int) -> None:
-        """Copy the tokens at some places of a slot to start, start + 1, ….
+    def __call__(self, tensors: Sequence[Tensor], moves: Tensor) -> None:
+        """Copy tokens to other places of their slots.
 
         Args:
             tensors: of the cache, `[slots, heads, places, …]` each.
-            places: `[n]` int64 on their device, ascending from `start` on.
+            moves: `[3, n]` int64 on their device, contiguous: slots, places, and the places to go to. Those of a slot
+                ascend, and none goes to a later place.
         """
         known = [(held.data_ptr(), held.nbytes) for held in tensors]
         if known != self._known:
             self._known, self._described = known, _described(tensors)
         if self._described is None:
+            slots, sources, targets = moves
             for held in tensors:
-                held[slot, :, start : start + len(places)] = held[slot].index_select(1, places)
+                held[slots, :, targets] = held[slots, :, sources]
         else:
             move, layouts = self._described
-            move(layouts, len(tensors), slot, places.data_ptr(), len(places), start)
+            move(layouts, len(tensors), moves.data_ptr(), moves.shape[1])
 
 
 def _described(tensors: Sequence[Tensor]) -> tuple[Any, Any] | None:
@@ -59,5 +61,5 @@ def place_kernel() -> ctypes._NamedFuncPointer | None:
     except NotBuilt:
         return None
     number, pointer = ctypes.c_int64, ctypes.c_void_p
-    move.argtypes, move.restype = [pointer, number, number, pointer, number, number], None
+    move.argtypes, move.restype = [pointer, number, pointer, number], None
     return move

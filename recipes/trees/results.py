@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from distillspec.files import write_json, write_png, write_text
 from distillspec.provenance import provenance
 from distillspec.recipes.kinds.results import interval_cell, summary_of
-from distillspec.recipes.trees.study import CELLS, Study
+from distillspec.recipes.trees.study import CELLS, MOST_DRAFTS, ROOTS, Study, by_draft
+from distillspec.serving.draft_loading import draft_name
 
 HEAD = (
     *("run", "drafts", "verification", "answers", "tokens a step", "of the maximum"),
@@ -21,17 +22,44 @@ HEAD = (
 
 
 def write_results(study: Study) -> str:
-    """Write `results.json`, `results.md` and `trees.png` of all runs under the study's root. Return the table."""
+    """Write `results.json`, `results.md` and `trees.png` of all runs under the study's root. Return the tables."""
     summaries = {name: summary_of(study.folder(name)) for name in CELLS}
     found = {name: summary["verifications"] for name, summary in summaries.items() if summary is not None}
     record = {"cells": found, "target": study.target, "temperature": 0.7}
     write_json(study.root / "results.json", {**record, "provenance": provenance([], 0)})
     rows = [_row(name, verification, own) for name, both in found.items() for verification, own in both.items()]
-    lines = [f"| {' | '.join(cells)} |" for cells in (HEAD, ["---"] * len(HEAD), *rows)]
-    table = "\n".join(lines) + "\n"
+    table = _lines(HEAD, rows)
+    if of_drafts := _by_draft(found, [draft_name(path) for path in study.drafts]):
+        table += "\n" + _lines(["draft", *ROOTS], of_drafts)
     write_text(study.root / "results.md", table)
     _picture(found, study.root / "trees.png")
     return table
+
+
+def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join([f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]) + "\n"
+
+
+def _by_draft(found: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> list[list[str]]:
+    """Return a row of each draft for the paper's table 1: quality and tokens a step by the target's own roots.
+
+    Args:
+        names: of the drafts that are given now.
+    """
+    rows = []
+    for number in range(1, 1 + MOST_DRAFTS):
+        cells = [found.get(by_draft(roots, number), {}).get("target_initialised") for roots in ROOTS]
+        if any(cells):
+            named = names[number - 1] if number <= len(names) else f"draft {number}"
+            rows.append([named, *map(_of_roots, cells)])
+    return rows if len(rows) > 1 else []
+
+
+def _of_roots(own: Mapping[str, Any] | None) -> str:
+    """Show the surprise over entropy, and the tokens a step."""
+    if own is None:
+        return "–"
+    return f"{interval_cell(own['surprise_over_entropy'])} nats, {own['tokens_per_step']:.2f} tokens"
 
 
 def share_of_maximum(name: str, verification: str, tokens: float) -> float | None:

@@ -70,6 +70,30 @@ def expected_by_level(target_probs: Tensor, tree: TokenTree, node: int = ROOT) -
     return expected
 
 
+def child_weight(weight: float, p: Tensor, q: Tensor | None, token: int) -> float:
+    """Return the weight of the path that goes on with a child.
+
+    Args:
+        weight: of the parent's path.
+        p, q: `[V]`, the target's and the draft's law of the child, as far as its elder siblings leave them. q is None
+            for a deterministic child.
+    """
+    drafted = float(q[token]) if q is not None else 1.0
+    return min(1.0, weight * float(p[token]) / drafted) if drafted > 0 else 0.0
+
+
+def after_leaf(p: Tensor, weight: float, drafted: Tensor) -> tuple[Tensor, float]:
+    """Return what the p and the weight of a node become where its child, a leaf by then, is rejected.
+
+    Args:
+        drafted: `[V]`, the law of that child, q. One-hot for a deterministic one.
+    """
+    rest = (weight * p - drafted).clamp(min=0)
+    mass = float(rest.sum())
+    # Where rounding leaves nothing, w · p = q up to rounding.
+    return (rest / mass, mass / (mass + (1 - weight))) if mass > 0 else (p, float(weight == 1))
+
+
 def _below(probs: Tensor, tree: TokenTree, node: int, weight: float) -> Iterator[Stop]:
     """Yield the places below a node, and the node itself."""
     p = probs[1 + node]
@@ -77,13 +101,8 @@ def _below(probs: Tensor, tree: TokenTree, node: int, weight: float) -> Iterator
         q = group_probs(group, p)
         for child in group.nodes:
             token = tree.tokens[child]
-            drafted = float(q[token]) if q is not None else 1.0
-            own = min(1.0, weight * float(p[token]) / drafted) if drafted > 0 else 0.0
-            yield from _below(probs, tree, child, own)
-            law = torch.zeros_like(p).index_fill_(0, torch.tensor(token), 1.0) if q is None else q
-            rest = (weight * p - law).clamp(min=0)
-            mass = float(rest.sum())
-            # Where rounding leaves nothing, w · p = q up to rounding.
-            p, weight = (rest / mass, mass / (mass + (1 - weight))) if mass > 0 else (p, float(weight == 1))
+            yield from _below(probs, tree, child, child_weight(weight, p, q, token))
+            one_hot = torch.zeros_like(p).index_fill_(0, torch.tensor(token), 1.0)
+            p, weight = after_leaf(p, weight, one_hot if q is None else q)
             q = without(q, token)
     yield Stop(node, 1.0 if node == ROOT else weight, p)

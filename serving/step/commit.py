@@ -97,12 +97,13 @@ class Committer:
         versions = versions_of(proposer.proposer)
         rows = _judging_rows(windows, judgements)
         logprobs = _logprobs(windows, judgements, rows, logits)
+        self._move_paths(windows, judgements, logits.device)
         for place, (window, judgement) in enumerate(zip(windows, judgements, strict=True)):
             verdict = judgement.verdict
             if verdict is None:
                 results.append(self._retry_without_draft(window, proposer) if len(window.tree) else self._fail(window))
                 continue
-            self._keep_path(window, verdict, logits.device)
+            self._keep_path(window, verdict)
             result = self._keep(window, verdict, logprobs.get(place, []), proposer)
             _count(window, result, versions, now)
             if not judgement.sound:  # a rejected token left NaN in the cache, and masked NaN is still NaN
@@ -159,20 +160,32 @@ class Committer:
         proposer.committed(sequence, tree, path)
         return result
 
-    def _keep_path(self, window: VerificationWindow, verdict: TreeVerdict, device: torch.device) -> None:
-        """Keep the root and the accepted nodes in the cache, in order from the sequence's length on.
+    def _move_paths(
+        self, windows: Sequence[VerificationWindow], judgements: Sequence[Judgement], device: torch.device
+    ) -> None:
+        """Bring the accepted nodes of all rows into order in the cache, from each sequence's length on.
 
-        Only nodes that are not in place already are moved: path (0, 1, 5) moves one. A step reads the newest token, so
-        the last one counts as unread where none follows it yet.
+        Only nodes that are not in place already are moved: path (0, 1, 5) moves one.
+        """
+        moves = [
+            (window.sequence.held_slot, window.sequence.computed + 1 + node, window.sequence.computed + 1 + place)
+            for window, judgement in zip(windows, judgements, strict=True)
+            for place, node in enumerate(judgement.verdict.path if judgement.verdict is not None else ())
+            if node != place
+        ]
+        if moves:
+            self.cache.gather(to_device(list(zip(*moves, strict=True)), device))
+
+    def _keep_path(self, window: VerificationWindow, verdict: TreeVerdict) -> None:
+        """Count the root and the accepted nodes as read. They are in the cache, in order from the sequence's length on.
+
+        A step reads the newest token, so the last one counts as unread where none follows it yet.
         """
         sequence, tree, path = window.sequence, window.tree, verdict.path
-        slot, start = sequence.held_slot, sequence.computed
-        moved = next((place for place, node in enumerate(path) if node != place), len(path))
-        if moved < len(path):
-            places = to_device([start + 1 + node for node in path[moved:]], device)
-            self.cache.gather(slot, places, start + 1 + moved)
-        self.sequences.pool.record(slot, [sequence.tokens[-1], *(tree.tokens[node] for node in path)], start)
-        sequence.computed = start + len(path) + (not verdict.others)
+        self.sequences.pool.record(
+            sequence.held_slot, [sequence.tokens[-1], *(tree.tokens[node] for node in path)], sequence.computed
+        )
+        sequence.computed += len(path) + (not verdict.others)
 
     def _append(self, sequence: SequenceState, tokens: Sequence[int]) -> str:
         """Append tokens until one ends the answer. Return the text that they release, as far as it is needed now."""

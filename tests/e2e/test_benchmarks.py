@@ -10,6 +10,7 @@ import runpy
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,9 @@ import pytest
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.errors import RunError
 from distillspec.models import initialise_draft, load_target, save_draft
+from distillspec.models.stop_head import StopHead
+from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving.base.shape import TreeShape
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -56,11 +60,23 @@ def test_the_gpu_benchmark_begins_nothing_after_its_time() -> None:
     assert on_cpu(minutes=0).count("left out: no time") == 4
 
 
+def save_tiny_draft(folder: Path) -> None:
+    target = load_target(TargetConfig(path="tiny"))
+    save_draft(initialise_draft(DraftConfig(layers=2), target), folder, target)
+
+
+def tiny_words(folder: Path, count: int) -> str:
+    """Write a draft and so many prompts, and return the words that name them and the tiny target."""
+    save_tiny_draft(folder / "draft")
+    asked = [{"prompt": f"What is {i} plus {i + 1}?"} for i in range(count)]
+    (folder / "sums.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    return f"--target tiny --draft {folder / 'draft'} --prompts {folder / 'sums.jsonl'}"
+
+
 @pytest.fixture
 def load_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """What benchmarks under load need on the tiny target; their results go to `tmp_path`."""
-    target = load_target(TargetConfig(path="tiny"))
-    save_draft(initialise_draft(DraftConfig(layers=2), target), tmp_path / "draft", target)
+    save_tiny_draft(tmp_path / "draft")
     asked = [{"prompt": f"Why is {thing} what it is?", "domain": "chat"} for thing in ("water", "fire", "earth", "air")]
     (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, asked)))
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -264,8 +280,7 @@ def test_parts_of_steps_are_timed_at_a_fixed_length_and_by_goodput(
 def test_the_trees_benchmark_compares_named_shapes_on_several_files(
     written: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = load_target(TargetConfig(path="tiny"))
-    save_draft(initialise_draft(DraftConfig(layers=2), target), tmp_path / "draft", target)
+    save_tiny_draft(tmp_path / "draft")
     for name in ("maths", "chat"):
         asked = [{"prompt": f"{name}: what is {i} plus {i + 1}?"} for i in range(16)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, asked)))
@@ -289,6 +304,78 @@ def test_the_trees_benchmark_compares_named_shapes_on_several_files(
             assert own["best_shape"] in (own["tuned_chain"], own["best_tree"])
             goal, over = found["goals"]["best_shape"]["1"], own["trees_over_best_shape"]
             assert own["met"]["best_shape"] == (over["mean"] >= goal["mean"] and over["low"] >= goal["low"])
+
+
+def test_the_proposers_benchmark_counts_the_drafts_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    proposers = importlib.import_module("proposers")
+    target = load_target(TargetConfig(path="tiny"))
+    settings = EngineSettings(max_slots=1, controller="fixed", tree="off", speculation_length=3, compile=False)
+    engine = Engine(target, initialise_draft(DraftConfig(layers=2), target), settings)
+    params = SamplingParams(temperature=0.0, max_tokens=13, ignore_eos=True)
+    alone = proposers.answered(engine, [[[5, 6, 7]], [[7, 6, 5]]], params)
+    engine.close()
+    assert (alone.answers, alone.tokens) == (2, 26)
+    assert 0 < alone.drafted <= alone.passes, "each drafted token takes a pass"
+    staged = alone._replace(passes=alone.passes // 2, drafted=alone.drafted)
+    found = proposers.passes_of({"draft": [alone, alone], "staged-ngram": [staged]})
+    assert found["draft"]["saved"] == 0
+    assert found["staged-ngram"]["saved"] == pytest.approx(0.5, abs=0.05)
+    assert found["staged-ngram"]["written_a_pass"] == 26 / staged.passes
+    assert found["draft"]["passes_an_answer"] == alone.passes / 2
+
+
+def test_the_proposers_benchmark_names_the_passes_of_sides_with_a_draft(
+    written: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sides.NEW_TOKENS", 4)
+    run("proposers.py", f"{tiny_words(tmp_path, 16)} --rounds 4 --sides staged-ngram ngram", monkeypatch)
+    found = written["proposers"]["batches"]["1"]
+    assert found["draft_passes"].keys() == {"draft", "staged-ngram"}
+    assert found["over_draft"].keys() == {"no draft", "staged-ngram", "ngram"}
+
+
+def test_the_benchmark_of_moves_times_what_is_accepted_and_every_row(
+    written: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("moving.py", f"{tiny_words(tmp_path, 2)} --batches 1 2 --steps 4", monkeypatch)
+    found = written["moving"]
+    assert found["rows"].keys() == found["met"].keys() == {"1", "2"}
+    for rows, own in found["rows"].items():
+        assert own["every_row"]["ms"] > 0
+        assert own["every_row"]["share"] > 0
+        assert 0 <= own["as_accepted"]["rows_a_step"] <= int(rows)
+
+
+def test_the_traversal_benchmark_times_each_verifier_and_pairs_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    traversal, written = importlib.import_module("traversal"), dict[str, Any]()
+    monkeypatch.setattr("turns.TOKENS", 100)
+    monkeypatch.setattr("turns.ALIKE", 1)
+    small = {"two": TreeShape.full((2, 1)), "chain": TreeShape.full((1, 1))}
+    for name, value in {"TOKENS": 8, "SHAPES": small, "write_result": written.__setitem__}.items():
+        monkeypatch.setattr(traversal, name, value)
+    monkeypatch.setattr(sys, "argv", ["", *tiny_words(tmp_path, 8).split(), "--rounds", "4", "--prompts-each", "2"])
+    traversal.main()
+    for shape in written["traversal"]["shapes"].values():
+        assert shape["verdict_ms"].keys() == {"from the leaves", "by level", "by level, torch"}
+        assert min(shape["verdict_ms"].values()) > 0
+    speed = written["traversal"]["batch"]["1"]
+    assert speed["over_by_level"].keys() == small.keys()
+    assert speed["rounds"].keys() == {"two", "two, by level", "chain", "chain, by level"}
+
+
+@pytest.mark.parametrize("reads", ["probs", "state"])
+def test_the_benchmark_of_deciding_tells_what_the_network_reads(reads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    deciding = importlib.import_module("deciding")
+    draft = initialise_draft(DraftConfig(layers=2), load_target(TargetConfig(path="tiny")))
+    taught = replace(draft, stop=StopHead(reads, 64, 8, draft.width))
+    assert deciding.network_reads(taught) == reads
+    with pytest.raises(SystemExit, match="without a network"):
+        deciding.network_reads(draft)
 
 
 def test_the_benchmark_of_changes_in_a_pool_counts_requests_and_switches(

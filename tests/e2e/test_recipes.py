@@ -77,10 +77,11 @@ def test_trees_are_compared_and_finished_runs_are_kept(
     tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for layers, folder in ((2, "one"), (1, "other")):
-        words = ["target=tiny", "draft=pruned", f"draft.layers={layers}", f"hydra.run.dir={folder}"]
-        assert distill(["init-draft", *words]) == 0
-    chosen = ["--cells", "chain,roots-2,three-sources,two-drafts", "--further", "other", "--count", "3"]
+    made = {"one": ["draft=pruned", "draft.layers=2"], "other": ["draft=pruned", "draft.layers=1"]}
+    for folder, words in {**made, "heads": ["draft=medusa"]}.items():
+        assert distill(["init-draft", "target=tiny", *words, f"hydra.run.dir={folder}"]) == 0
+    cells = "chain,roots-2,roots-2-draft-2,medusa-16,three-sources,two-drafts"
+    chosen = ["--cells", cells, "--further", "other", "--medusa", "heads", "--count", "3"]
     words = ["quality.rounds=1", "quality.max_tokens=8", "engine.compile=false", "engine.max_model_len=256"]
     words.append("engine.measure_costs_s=0")
     files = ["--prompts", str(prompts), "--draft", "one", "--output", "out", "--target", "tiny"]
@@ -90,6 +91,8 @@ def test_trees_are_compared_and_finished_runs_are_kept(
     assert {name: set(both) for name, both in found.items()} == {
         "chain": {"exact"},
         "roots-2": {"exact", "target_initialised"},
+        "roots-2-draft-2": {"exact", "target_initialised"},
+        "medusa-16": {"exact", "typical"},
         "three-sources": {"exact"},
         "two-drafts": {"exact"},
     }

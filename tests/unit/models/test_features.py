@@ -78,7 +78,7 @@ def test_they_follow_their_slot() -> None:
     first = cache.features.clone()
     cache.copy(0, 1, 4)
     assert torch.equal(cache.features[1, 0, :4], first[0, 0, :4])
-    cache.gather(1, torch.tensor([2, 5]), 1)
+    cache.gather(torch.tensor([[1, 1], [2, 5], [1, 2]]))
     assert torch.equal(cache.features[1, 0, 1:3], torch.stack([first[0, 0, 2], first[1, 0, 5]]))
     cache.clear(1, 2)
     assert not cache.features[1, 0, 2:].any()

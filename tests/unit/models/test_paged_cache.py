@@ -120,14 +120,17 @@ def test_what_padding_writes_goes_to_page_0() -> None:
         assert torch.equal(cache.text(layer[0], slot, text.shape[1]), text)
 
 
-def test_the_accepted_path_of_a_tree_moves_within_its_pages() -> None:
+def test_the_accepted_paths_of_trees_move_within_their_pages() -> None:
     cache = paged(masked_attention, [60, 60, 60, 60], 16, seed=2)
     layer = filled(cache, [60, 60, 60, 60])
-    before = [cache.text(held, 1, 60).clone() for held in layer]
-    cache.gather(1, torch.tensor([33, 47, 58], device=DEVICE), 31)
-    for held, text in zip(layer, before, strict=True):
-        text[:, 31:34] = text[:, [33, 47, 58]]
-        assert torch.equal(cache.text(held, 1, 60), text)
+    before = [[cache.text(held, slot, 60).clone() for slot in range(4)] for held in layer]
+    moves = [[1, 1, 1, 3], [33, 47, 58, 18], [31, 32, 33, 15]]
+    cache.gather(torch.tensor(moves, device=DEVICE))
+    for held, texts in zip(layer, before, strict=True):
+        texts[1][:, 31:34] = texts[1][:, [33, 47, 58]]
+        texts[3][:, 15] = texts[3][:, 18]
+        for slot, text in enumerate(texts):
+            assert torch.equal(cache.text(held, slot, 60), text)
 
 
 def test_a_shared_prefix_is_read_by_both_and_written_by_neither() -> None:

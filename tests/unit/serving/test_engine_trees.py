@@ -240,22 +240,24 @@ def test_only_what_stands_further_back_is_moved(
         return TokenTree.of_parents((*coming[:2], *wrong, coming[2]), (ROOT, 0, 1, 1, 1, 1))
 
     engine = make_engine(proposer_object=Gardener(grow), speculation_length=3)
-    cache, moved = engine.runner.cache, list[tuple[list[int], int]]()
+    cache, moved = engine.runner.cache, list[list[list[int]]]()
     gather = cache.gather
 
-    def noted(slot: int, places: torch.Tensor, start: int) -> None:
-        moved.append((places.tolist(), start))
-        before = [held[slot].clone() for layer in cache.layers.values() for held in layer]
-        gather(slot, places, start)
-        after = [held[slot] for layer in cache.layers.values() for held in layer]
-        changed = {int(i) for was, now in zip(before, after, strict=True) for i in (was != now).nonzero()[:, 1]}
-        assert changed == {start}
+    def noted(moves: torch.Tensor) -> None:
+        moved.append(moves.tolist())
+        before = [held.clone() for layer in cache.layers.values() for held in layer]
+        gather(moves)
+        after = [held for layer in cache.layers.values() for held in layer]
+        pairs = zip(before, after, strict=True)
+        changed = {tuple(at) for was, now in pairs for at in (was != now).nonzero()[:, ::2].tolist()}
+        slots, _, places = moves.tolist()
+        assert changed == set(zip(slots, places, strict=True))
 
     monkeypatch.setattr(cache, "gather", noted)
     (output,) = engine.generate([prompt], params)
     assert output.token_ids == expected.token_ids
     first = len(prompt) + 1  # the prompt's own last step wrote one token, and a window's root is before its nodes
-    assert moved == [([start + 3], start) for start in range(first + 2, first + 19, 4)]
+    assert moved == [[[0], [start + 3], [start]] for start in range(first + 2, first + 19, 4)]
 
 
 def test_a_wide_trees_acceptance_is_counted_by_level(target: LanguageModel, make_engine: MakeEngine) -> None:

@@ -82,6 +82,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "chain": {"tree": "off", "speculation_length": 2},
     "sampled": {"tree": "sampled", "widths": [2, 2], "speculation_length": 2},
     "topk": {"tree": "topk", "widths": [2, 2], "speculation_length": 2},
+    "fork": {"tree": "fork", "widths": [2], "speculation_length": 2},
+    "given": {"tree": "given", "widths": [1, 2], "speculation_length": 2},
+    "medusa": {"tree": "medusa", "widths": [2, 2], "nodes": 4, "speculation_length": 2},
     "random": {"tree": "sampled", "speculation_length": 3},
 }
 BOTH = ("swapped", "aborted")
@@ -127,7 +130,8 @@ class Case(NamedTuple):
 CASES = [
     *(Case(way, (event,)) for way in ("chain", "random") for event in EVENTS),
     *(Case(way, ("swapped",), kernel=False) for way in ("chain", "sampled", "topk")),
-    Case("sampled", BOTH),
+    *(Case(way, BOTH) for way in ("sampled", "fork", "given", "medusa")),
+    Case("medusa", ("swapped",), kernel=False),
     *(Case(way, ("ngram",)) for way in ("sampled", "topk")),
     Case("random", ("preempted", "aborted", "reused"), paged=True),
 ]
@@ -180,10 +184,11 @@ class Play:
 
 @dataclass(frozen=True)
 class Stage:
-    """A target, two drafts that differ much, and the laws of the policies."""
+    """A target, two drafts that differ much, two of heads for Medusa's trees, and the laws of the policies."""
 
     target: LanguageModel
     drafts: dict[str, LanguageModel]
+    heads: dict[str, LanguageModel]
     laws: dict[str, Tensor]
 
     def p_values(self, make_engine: MakeEngine, case: Case) -> dict[str, float]:
@@ -193,8 +198,9 @@ class Stage:
             parts = {"sampler_object": TokenSampler(size, device, kernel=False)}
         else:
             parts = {}
-        engine = make_engine(self.drafts["one"], model=self.target, **case.settings, **parts)
-        play = Play(engine, case.events, cycle([(name, self.drafts[name]) for name in ("other", "one")]))
+        drafts = self.heads if case.way == "medusa" else self.drafts
+        engine = make_engine(drafts["one"], model=self.target, **case.settings, **parts)
+        play = Play(engine, case.events, cycle([(name, drafts[name]) for name in ("other", "one")]))
         turns = dict(zip(range(case.requests), cycle(case.policies), strict=False))
         written = _in_parts(play, turns) if "reused" in case.events else _at_once(play, turns)
         assert {event: play.met[event] for event in (*case.events, "accepted") if play.met[event] < SEEN} == {}
@@ -231,12 +237,19 @@ def stage() -> Stage:
         for weight in model.model.layers.parameters():
             weight.mul_(SHARP if weight.ndim == 2 else 1.0)
     target = wrap(model, None, "three ids")
-    drafts = {name: initialise_draft(DraftConfig(layers=1), target) for name in ("one", "other")}
-    heads = [draft.model.get_output_embeddings().weight for draft in drafts.values()]
+    drafts, heads = _unlike(target, DraftConfig(layers=1)), _unlike(target, DraftConfig(kind="medusa"))
+    laws = {name: law(target, PROMPTS[name], LETTERS, own) for name, own in POLICIES.items()}
+    return Stage(target, drafts, heads, laws)
+
+
+def _unlike(target: LanguageModel, config: DraftConfig) -> dict[str, LanguageModel]:
+    """Return two drafts that differ much."""
+    drafts = {name: initialise_draft(config, target) for name in ("one", "other")}
+    one, other = (draft.model.get_output_embeddings().weight for draft in drafts.values())
     with torch.no_grad():
-        heads[0].mul_(5.0)
-        heads[1].copy_(2.0 * heads[1].roll(1, 0))
-    return Stage(target, drafts, {name: law(target, PROMPTS[name], LETTERS, own) for name, own in POLICIES.items()})
+        one.mul_(5.0)
+        other.copy_(2.0 * other.roll(1, 0))
+    return drafts
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -355,8 +368,9 @@ MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Case]] = [
     (reuses_text_without_reading_it, Case("chain", ("reused",))),
     (judges_ngrams_by_the_drafts_q, Case("chain", ("ngram",))),
     (judges_ngrams_by_the_drafts_q, Case("random", ("ngram",))),
+    *((keeps_the_old_drafts_q, Case(way, BOTH)) for way in ("fork", "given")),
     (forgets_to_renormalise_the_residual, Case("sampled", ("swapped",), kernel=False)),
-    (leaves_rejected_children_in_p, Case("topk", ("swapped",), kernel=False)),
+    *((leaves_rejected_children_in_p, Case(way, ("swapped",), kernel=False)) for way in ("topk", "medusa")),
 ]
 
 

@@ -12,7 +12,7 @@ from distillspec.sampling import policy_probs
 from distillspec.serving import SamplingParams
 
 LENGTH = 4  # tokens of a sequence
-# Of right engines 3 p-values in 100,000 are below it: with the 60 that tests compute, one new set of random numbers in
+# Of right engines 3 p-values in 100,000 are below it: with the 70 that tests compute, one new set of random numbers in
 # 500 would fail. Seeds are fixed, so that what has passed once passes again. Mutants must be far below.
 LIKELY = 3e-5
 CAUGHT = 1e-6

@@ -1,6 +1,7 @@
 """The exact law of what a verifier emits: every draft that could be drawn, and every outcome of every trial.
 
 Acceptance is scripted in place of uniforms, and its probability is multiplied in. The last draw adds its distribution.
+Traversal verification tells the chance of each outcome by itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree, merged
 from distillspec.serving.decoding import tree_rules, verification
+from distillspec.serving.decoding.traversal import traversal
 from distillspec.serving.decoding.tree_batch import TreeBatch
 from distillspec.serving.decoding.tree_rules import RejectionRule
 from distillspec.serving.decoding.verification import verify_tree
@@ -70,8 +72,10 @@ def law(process: Process, first: Tensor, second: Tensor, verifier: str, patch: p
     Args:
         process: every tree that could be drafted, with its probability.
         first, second: p(first) `[V]` and p(second | first) `[V, V]`.
-        verifier: `oracle`, or `look` or `at once` for the engine's.
+        verifier: `oracle`, `look` or `at once` for the engine's, or `from the leaves`.
     """
+    if verifier == "from the leaves":
+        return traversed(process, torch.cat([first[None], second]))
     found = torch.zeros_like(second)
     for probability, tree in process:
         for chance, path, last in outcomes_of(
@@ -86,6 +90,23 @@ def law(process: Process, first: Tensor, second: Tensor, verifier: str, patch: p
                 found[written[0]] += probability * chance * last
             else:
                 found[written[0], written[1]] += probability * chance
+    return found
+
+
+def traversed(process: Process, p: Tensor) -> Tensor:
+    """The law `[V, V]` of the first two tokens that traversal verification emits. p(first) is `p[0]`."""
+    found = torch.zeros_like(p[1:])
+    for probability, tree in process:
+        probs, reached = torch.stack([p[0], *(p[1 + token] for token in tree.tokens)]), probability
+        for node, chance, following in traversal(probs, tree):
+            written = [tree.tokens[n] for n in (tree.path(node) if node != ROOT else ())]
+            if not written:
+                found += reached * chance * following[:, None] * p[1:]
+            elif len(written) == 1:
+                found[written[0]] += reached * chance * following
+            else:
+                found[written[0], written[1]] += reached * chance
+            reached *= 1 - chance
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,16 @@ from torch import Tensor
 
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.decoding import traversal as module
-from distillspec.serving.decoding.traversal import expected_by_level, expected_tokens, traversal
+from distillspec.serving.decoding.traversal import (
+    after_leaf,
+    child_weight,
+    expected_by_level,
+    expected_tokens,
+    traversal,
+)
+from distillspec.serving.decoding.verification import group_probs
 
-from .enumeration import Process, fixed, law, sampled, side_by_side
+from .enumeration import Process, fixed, law, sampled, side_by_side, traversed
 from .test_block_verification import blocks_of, random_law
 
 V = 4
@@ -38,23 +46,6 @@ def ways(q: Tensor, kept: Tensor) -> dict[str, Callable[[], Process]]:
     }
 
 
-def traversed(process: Process, p: Tensor) -> Tensor:
-    """The law `[V, V]` of the first two tokens emitted."""
-    found = torch.zeros_like(p[1:])
-    for probability, tree in process:
-        probs, reached = torch.stack([p[0], *(p[1 + token] for token in tree.tokens)]), probability
-        for node, chance, following in traversal(probs, tree):
-            written = [tree.tokens[n] for n in (tree.path(node) if node != ROOT else ())]
-            if not written:
-                found += reached * chance * following[:, None] * p[1:]
-            elif len(written) == 1:
-                found[written[0]] += reached * chance * following
-            else:
-                found[written[0], written[1]] += reached * chance
-            reached *= 1 - chance
-    return found
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("way", ways(random_probs(0), KEPT))
 def test_what_is_emitted_has_the_targets_law(way: str, seed: int) -> None:
@@ -65,12 +56,54 @@ def test_what_is_emitted_has_the_targets_law(way: str, seed: int) -> None:
     assert torch.allclose(found, p[0][:, None] * p[1:], atol=1e-6)
 
 
-def test_the_enumeration_finds_a_forgotten_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rejected leaf must be taken out of its parent's q."""
+def _leaves_the_child_in_q(q: Tensor | None, token: int) -> Tensor | None:
+    return q
+
+
+def _does_not_renormalise_q(q: Tensor | None, token: int) -> Tensor | None:
+    return None if q is None else q.index_fill(0, torch.tensor(token), 0.0)
+
+
+def _forgets_the_parents_weight(weight: float, p: Tensor, q: Tensor | None, token: int) -> float:
+    return child_weight(1.0, p, q, token)
+
+
+def _keeps_p(p: Tensor, weight: float, drafted: Tensor) -> tuple[Tensor, float]:
+    return p, after_leaf(p, weight, drafted)[1]
+
+
+def _keeps_the_weight(p: Tensor, weight: float, drafted: Tensor) -> tuple[Tensor, float]:
+    return after_leaf(p, weight, drafted)[0], weight
+
+
+def _subtracts_q_from_all_of_p(p: Tensor, weight: float, drafted: Tensor) -> tuple[Tensor, float]:
+    """The residual of a parent that is certain to be accepted."""
+    return after_leaf(p, 1.0, drafted)[0], after_leaf(p, weight, drafted)[1]
+
+
+def _takes_the_first_row(group: SiblingGroup, like: Tensor) -> Tensor | None:
+    return group_probs(group._replace(row=0), like)
+
+
+MUTANTS: list[tuple[str, Callable[..., Any], str]] = [
+    ("without", _leaves_the_child_in_q, "tree"),
+    ("without", _does_not_renormalise_q, "siblings"),
+    ("child_weight", _forgets_the_parents_weight, "chain"),
+    ("after_leaf", _keeps_p, "chain"),
+    ("after_leaf", _keeps_the_weight, "tree"),
+    ("after_leaf", _subtracts_q_from_all_of_p, "chain"),
+    ("group_probs", _takes_the_first_row, "chain"),
+]
+
+
+@pytest.mark.parametrize(("name", "mutant", "way"), MUTANTS)
+def test_the_enumeration_finds_a_mutant_out(
+    name: str, mutant: Callable[..., Any], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     p, q = random_probs(1), random_probs(11)
-    monkeypatch.setattr(module, "without", lambda q, token: q)
-    found = traversed(ways(q, KEPT)["tree"](), p)
-    assert float((found - p[0][:, None] * p[1:]).abs().sum()) > 1e-3
+    monkeypatch.setattr(module, name, mutant)
+    found = traversed(ways(q, KEPT)[way](), p)
+    assert float((found - p[0][:, None] * p[1:]).abs().sum() / 2) > 0.004
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from distillspec.serving.base.tree import ROOT, TokenTree
 
-from .enumeration import Process, fixed, law, sampled, side_by_side
-from .test_traversal import traversed
+from .enumeration import Process, fixed, law, sampled, side_by_side, traversed
 
 V = 3
 KEPT = torch.tensor([0, 2])
