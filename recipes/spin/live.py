@@ -186,8 +186,9 @@ def _side(engine: Engine, name: str) -> Side:
 
 
 def _figures(controller: LengthController) -> dict[str, Any]:
-    """Return what a selection has chosen, and the tokens of its trials."""
+    """Return what a selection has chosen, the tokens of its trials, and what it estimates that choices have cost."""
     chosen = selecting(controller)
     assert chosen is not None
     figures = {name: dict(getattr(chosen.figures, name)) for name in ("requests", "tokens", "switches")}
-    return {**figures, "explored": chosen.figures.explored, "lost": chosen.figures.lost}
+    losses = chosen.figures.losses
+    return {**figures, "explored": chosen.figures.explored, "lost": losses.trials, "regret": losses.regret}

@@ -15,6 +15,7 @@ from distillspec.provenance import provenance
 from distillspec.recipes.spin.layouts import memory_end, micro_batches
 from distillspec.recipes.spin.regret import Regret
 from distillspec.recipes.spin.runs import PLAIN, by_domain, rate, simulation
+from distillspec.serving.selection.losses import share_lost
 from distillspec.serving.selection.selecting import selecting
 from distillspec.serving.simulation import (
     Hardware,
@@ -115,17 +116,19 @@ class Simulated:
         return memory_end(hardware_figures(name), asked, self.full_rows, self.policy, best)
 
     def _trials(self) -> dict[str, float]:
-        """Return the shares of the tokens that trials wrote and cost."""
+        """Return the shares of the tokens that trials wrote, and of tokens a second that they cost."""
         machine, asked = self._busy(self.machines[0], self.ablation_rows, self.long_requests)
         run = simulation(machine, asked, self.policy, "goodput")
         result = run.run()
         chosen = selecting(run.policy.controller)
         assert chosen is not None, "the policy selects"
+        lost = chosen.figures.losses.trials
+        assert lost is not None, "goodput estimates it"
         tokens = sum(request.output_tokens for request in result.requests)
         return {
             "requests": self.long_requests,
             "explored": chosen.figures.explored / tokens,
-            "lost": chosen.figures.lost / tokens,
+            "lost": share_lost(lost, tokens),
         }
 
     def _busy(self, name: str, rows: int, requests: int | None = None) -> tuple[Hardware, list[SimulatedRequest]]:

@@ -25,7 +25,7 @@ def tables(found: Mapping[str, Any]) -> str:
     trials = found[TRIALS][""]
     line = (
         f"Trials over {trials['requests']:,} requests: {trials['explored']:.1%} of the tokens were written while the "
-        f"draft was on trial, and trials cost {trials['lost']:.1%} of them."
+        f"draft was on trial, and trials cost {trials['lost']:.1%} of tokens/s."
     )
     return "\n\n".join([*parts, line, *(_of_trace(name, own) for name, own in found[REGRET][""].items())])
 
