@@ -14,30 +14,28 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy
-from common import RESULTS, write_result
+from common import write_result
+from decisions import measured_costs, planned_s, time_step, typical_us
 
 from distillspec.config.engine import EngineConfig
-from distillspec.files import read_object
 from distillspec.serving.base.acceptance import RowResult, Trial
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.base.shape import PlannedTree
-from distillspec.serving.base.tree import DRAFT, NGRAM
+from distillspec.serving.base.tree import NGRAM
 from distillspec.serving.baselines.named import named_controller
-from distillspec.serving.costs.hardware_profile import Profile
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
-LONGEST, ALPHA, BLOCK, ROWS = 6, 0.7, 64, (1, 4, 16, 64)
-WEIGHTS = numpy.ones(8 * 2**20)  # read between steps
+LONGEST, ALPHA, ROWS = 6, 0.7, (1, 4, 16, 64)
 INVENTED = LatencyModel(CostTable.line(1e-6, 1.5e-3, 4e-2), CostTable.line(1e-7, 2e-4, 5e-3))
 GOALS_US = {"64": 200.0, "1": 60.0}  # a step, of chains by goodput with the invented costs
 SHARE = 0.01  # of a step of 64 rows, of everything by goodput
@@ -47,7 +45,7 @@ LIKELY = (0.5, 0.3, 0.2, 0.15, 0.1, 0.05)  # chances of a chain's nodes that n-g
 
 def main() -> None:
     options = _options()
-    title, measured = _measured_costs(options.profile)
+    title, measured = measured_costs(options.profile)
     found = {
         name: {side: _by_rows(side, costs, options) for side in ("smartspec", *_goodputs())}
         for name, costs in (("invented", INVENTED), ("measured", measured))
@@ -90,22 +88,21 @@ def _time(
     """Of steps with known acceptance and costs."""
     generator = numpy.random.default_rng(0)
     planned, observed, seconds = [], [], []
-    for step in range(steps):
-        view = view_of(rows, step)
-        WEIGHTS.sum()
-        started = time.thread_time_ns()
-        plan = controller.plan(view)
-        planned.append(time.thread_time_ns() - started)
+
+    def run(view: BatchView, plan: Plan) -> StepResult:
         results = tuple([_verified(own, generator) for own in plan.rows])
         noise = float(generator.normal(1, 0.03))
-        draft_s, target_s = (noise * own for own in _seconds(costs, view, plan))
-        seconds.append(draft_s + target_s)
-        result = StepResult(results, view, plan, 0, draft_s, target_s, draft_s + target_s)
-        WEIGHTS.sum()
-        started = time.thread_time_ns()
-        controller.observe(result)
-        observed.append(time.thread_time_ns() - started)
-    plan_us, observe_us = (_typical_us(times) for times in (planned, observed))
+        drafted_s, target_s = planned_s(costs, view, plan, free=(NGRAM,))
+        draft_s, target_s = noise * sum(drafted_s.values()), noise * target_s
+        return StepResult(results, view, plan, 0, draft_s, target_s, draft_s + target_s)
+
+    for step in range(steps):
+        view = view_of(rows, step)
+        plan_ns, observe_ns, result = time_step(controller, view, partial(run, view))
+        planned.append(plan_ns)
+        observed.append(observe_ns)
+        seconds.append(result.total_s)
+    plan_us, observe_us = (typical_us(times) for times in (planned, observed))
     step_us = 1e6 * statistics.median(seconds[len(seconds) // 2 :])
     return {
         "plan_us": round(plan_us, 1),
@@ -157,31 +154,6 @@ def _tried(tree: PlannedTree, generator: numpy.random.Generator) -> list[Trial]:
             break
         node = sum(children[:node]) + right
     return found
-
-
-def _seconds(costs: LatencyModel, view: BatchView, plan: Plan) -> tuple[float, float]:
-    """Return the seconds of the draft and of the target by the table."""
-    contexts = [row.context_tokens for row in view.rows]
-    trees = [(context, tree) for context, own in zip(contexts, plan.rows, strict=True) for tree in own.trees]
-    drafted = [(context, tree.shape.reads) for context, tree in trees if tree.source == DRAFT]
-    nodes = [sum([tree.shape.nodes for tree in own.trees]) for own in plan.rows]
-    return costs.trees_s(drafted) if drafted else 0.0, costs.target_s(contexts, nodes)
-
-
-def _measured_costs(profile: Path | None) -> tuple[str, LatencyModel]:
-    """Return measured costs of steps, and the machine that they are of."""
-    if profile is not None:
-        found = Profile.read(profile)
-        return found.title, found.latency
-    kept = read_object(RESULTS / "fidelity_profile.json")
-    target, draft = (CostTable.from_json(kept[name]["cost"]) for name in ("target_cost", "draft_cost"))
-    return f"{kept['machine']['cpu']}, fidelity_profile.json", LatencyModel(target, draft)
-
-
-def _typical_us(times_ns: list[int]) -> float:
-    """Return the median over blocks of their mean µs a step. The first half warms up and is left out."""
-    late = times_ns[len(times_ns) // 2 :]
-    return statistics.median(statistics.mean(late[i : i + BLOCK]) for i in range(0, len(late), BLOCK)) / 1e3
 
 
 def _options() -> argparse.Namespace:

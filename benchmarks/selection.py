@@ -1,9 +1,13 @@
-"""Measure what selecting among several drafts takes of the host, by rows and drafts.
+"""Microseconds that selecting among several drafts adds to a step, by rows, and their share of the step.
 
-    python benchmarks/selection.py
+    python benchmarks/selection.py [--profile PROFILE]
 
-Views of a batch that decodes are planned and observed with goodput alone, and with a selection around it. Rows stay for
-64 steps of two tokens, then others come.
+A batch decodes with lengths by goodput and one draft, and with a selection among four around it. Processor time of the
+one thread, with cold caches (`decisions.py`): means over blocks of 64 steps, since `goodput` reviews drafts every 16.
+Rows stay for 64 steps of two tokens, then others come, by turns of two domains. Two drafts are the best of one domain
+each, so that there is something to choose. Steps take what a cost table says: an invented one, and that of `distill
+profile drafts=[…]`, else the measured one of `results/fidelity_profile.json`, with drafts of one to four times its
+costs. Writes `results/selection.json`. The exit code is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -11,86 +15,119 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from random import Random
 
 from common import Others, write_result
+from decisions import measured_costs, planned_s, time_step, typical_us
 
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.controllers import LengthController
-from distillspec.serving.base.plans import StepResult
+from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.rows import BatchView, Option, RowView
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.selection.named import with_selection
 
-NAMES = ("a", "b", "c", "d")
-COSTS = LatencyModel(
-    CostTable.line(1e-7, 3e-4, 1.2e-2),
-    CostTable.line(1e-8, 5e-5, 1e-3),
-    members={name: CostTable.line(1e-8, 5e-5, 1e-3 * (1 + place)) for place, name in enumerate(NAMES)},
-)
+NONE, SELECTIONS = "none", ("goodput", "lbss", "epsilon_greedy", "random")
+GOALS = {"goodput": 0.01, "lbss": 0.01}  # share of a step, with the most rows
+INVENTED = LatencyModel(CostTable.line(1e-7, 3e-4, 1.2e-2), CostTable.line(1e-8, 5e-5, 1e-3))
+DOMAINS = ("x", "y")
+BEST, USUAL = 0.75, 0.5  # P(a token is accepted) of a domain's best draft, and of others
+DRAFTS = 4
 STAY = 64  # steps of an answer
 LENGTH = 4
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
-    options = parser.parse_args()
-    others, found = Others(), {}
-    for rows in (1, 8, 64):
-        sides: dict[str, Callable[[], LengthController]] = {
-            "none": lambda: GoodputController(LENGTH, COSTS),
-            **{name: _selecting(name) for name in ("goodput", "lbss", "random")},
-        }
-        seconds = {name: _host_s(make(), rows, options.steps, alone=name == "none") for name, make in sides.items()}
-        found[str(rows)] = {
-            "ms": {name: 1e3 * own for name, own in seconds.items()},
-            "added_ms": {name: 1e3 * (own - seconds["none"]) for name, own in seconds.items() if name != "none"},
-        }
-    write_result(
-        "selection", {"drafts": len(NAMES), "steps": options.steps, "rows": found, "others_cores": others.cores()}
-    )
-    return 0
+    options = read_options()
+    others = Others()
+    title, measured = measured_costs(options.profile)
+    found = {
+        name: {str(rows): by_selection(several(costs), rows, options.steps) for rows in options.rows}
+        for name, costs in (("invented", INVENTED), ("measured", measured))
+    }
+    most = str(max(options.rows))
+    met = {
+        name: {costs: own[most][name]["share_of_step"] <= goal for costs, own in found.items()}
+        for name, goal in GOALS.items()
+    }
+    result = {"drafts": DRAFTS, "steps": options.steps, "measured": title, "costs": found, "judged_rows": int(most)}
+    write_result("selection", {**result, "goals": GOALS, "met": met, "others_cores": others.cores()})
+    return 0 if all(all(own.values()) for own in met.values()) else 1
 
 
-def _selecting(name: str) -> Callable[[], LengthController]:
-    return lambda: with_selection(GoodputController(LENGTH, COSTS), name, NAMES)
+def several(costs: LatencyModel) -> LatencyModel:
+    """Return the same costs with several drafts, of one to four times the cost where only one was measured."""
+    if len(costs.members) >= DRAFTS:
+        return costs
+    assert costs.draft is not None
+    members = {chr(ord("a") + place): costs.draft.scaled(1 + place) for place in range(DRAFTS)}
+    return LatencyModel(costs.target, costs.draft, members=members)
 
 
-def _host_s(controller: LengthController, rows: int, steps: int, *, alone: bool) -> float:
-    """Return the median seconds of planning and observing a step."""
-    chance, taken = Random(0), []
+def by_selection(costs: LatencyModel, rows: int, steps: int) -> dict[str, dict[str, float]]:
+    """Return the time of each selection's steps, and that of one draft without any."""
+    names = list(costs.members)[:DRAFTS]
+    lengths = partial(GoodputController, LENGTH, costs)
+    found = {NONE: time_steps(lengths(), costs, (DRAFT,), rows, steps)}
+    for name in SELECTIONS:
+        own = time_steps(with_selection(lengths(), name, names), costs, names, rows, steps)
+        added_us = own["us"] - found[NONE]["us"]
+        found[name] = {**own, "added_us": added_us, "share_of_step": added_us / own["step_us"]}
+    return found
+
+
+def time_steps(
+    controller: LengthController, costs: LatencyModel, names: Sequence[str], rows: int, steps: int
+) -> dict[str, float]:
+    """Return the microseconds of planning and observing a step, and those of the step itself."""
+    draws, host_ns, steps_s = Random(0), list[int](), list[float]()
+
+    def run(view: BatchView, plan: Plan) -> StepResult:
+        results = tuple([verified(row, own, names, draws) for row, own in zip(view.rows, plan.rows, strict=True)])
+        drafted_s, target_s = planned_s(costs, view, plan)
+        draft_s = sum(drafted_s.values())
+        each_s = drafted_s if len(names) > 1 else {}
+        return StepResult(results, view, plan, 0, draft_s, target_s, draft_s + target_s, drafted_s=each_s)
+
     for step in range(steps):
-        view = BatchView(tuple([_row(number, step, alone) for number in range(rows)]))
-        started = time.perf_counter()
-        plan = controller.plan(view)
-        planned_s = time.perf_counter() - started
-        results = []
-        for row, own in zip(view.rows, plan.rows, strict=True):
-            length = own.speculation_length
-            source = own.trees[0].source if own.trees else "a"
-            accepted = sum(chance.random() < 0.6 for _ in range(length))
-            results.append(RowResult.chain(row.sequence_id, length, accepted, accepted + 1, source))
-        drafted_s = {} if alone else dict.fromkeys(NAMES, 2e-3)
-        result = StepResult(tuple(results), view, plan, 0, 8e-3, 2e-2, 2.8e-2, 0, drafted_s)
-        started = time.perf_counter()
-        controller.observe(result)
-        taken.append(planned_s + time.perf_counter() - started)
-    return statistics.median(taken[steps // 4 :])
+        view = BatchView(tuple([seen(number, step, names) for number in range(rows)]))
+        planned, observed, result = time_step(controller, view, partial(run, view))
+        host_ns.append(planned + observed)
+        steps_s.append(result.total_s)
+    return {"us": typical_us(host_ns), "step_us": 1e6 * statistics.mean(steps_s[steps // 2 :])}
 
 
-def _row(number: int, step: int, alone: bool) -> RowView:
+def seen(number: int, step: int, names: Sequence[str]) -> RowView:
+    """Return a row of a step, with all drafts: its answer ends after `STAY` steps."""
     answer, place = divmod(step + number, STAY)
-    name = f"{number}-{answer}/0"
     prompt = tuple(range(number, number + 50))
-    options = [Option(LENGTH, source=source, unread_tokens=1) for source in NAMES]
-    first = Option(LENGTH) if alone else options[0]
-    others = () if alone else tuple(options[1:])
-    return RowView(name, 50 + 2 * place, *first, others=others, domain=("x", "y")[number % 2], prompt=prompt)
+    first, *others = [Option(LENGTH, source=name, unread_tokens=1) for name in names]
+    domain = DOMAINS[(number + answer) % 2]
+    return RowView(f"{number}-{answer}/0", 50 + 2 * place, *first, others=tuple(others), domain=domain, prompt=prompt)
+
+
+def verified(row: RowView, plan: RowPlan, names: Sequence[str], draws: Random) -> RowResult:
+    """Return the result of a row: the first two drafts are the best of one domain each."""
+    length, source = plan.speculation_length, plan.trees[0].source if plan.trees else names[0]
+    best = names.index(source) == DOMAINS.index(row.domain)
+    accepted = 0
+    while accepted < length and draws.random() < (BEST if best else USUAL):
+        accepted += 1
+    return RowResult.chain(row.sequence_id, length, accepted, accepted + 1, source, row.domain)
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=512)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--profile", type=Path, help="a profile of this machine, by distill profile drafts=[…]")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -96,7 +96,8 @@ def choices(controller: LengthController) -> dict[str, Any]:
     chosen = selecting(controller)
     assert chosen is not None
     figures = {name: dict(getattr(chosen.figures, name)) for name in ("requests", "tokens", "switches")}
-    return {**figures, "explored": chosen.figures.explored, "lost": chosen.figures.lost}
+    losses = chosen.figures.losses
+    return {**figures, "explored": chosen.figures.explored, "lost": losses.trials, "regret": losses.regret}
 
 
 def _inside(engine: Engine) -> LengthController:

@@ -9,6 +9,7 @@ from typing import Any
 from distillspec.recipes.rates import interval
 from distillspec.recipes.spin.runs import rate, simulation
 from distillspec.serving.selection.base import Selection
+from distillspec.serving.selection.losses import share_lost
 from distillspec.serving.selection.selecting import SelectingController, selecting
 from distillspec.serving.simulation import Hardware, SimulatedRequest, Simulation, SimulationResult
 
@@ -29,7 +30,8 @@ def cost_of_trials(machine: Hardware, asked: Sequence[SimulatedRequest], policy:
     """
     first = simulation(machine, asked, policy, "goodput")
     result, own = first.run(), _selecting(first)
-    tokens = sum(request.output_tokens for request in asked)
+    tokens, lost = sum(request.output_tokens for request in asked), own.figures.losses.trials
+    assert lost is not None, "goodput estimates it"
     pieces = max(1, min(PIECES, len(asked) // (A_ROW * machine.slots)))
     knowing = {
         LEARNT: _with_learnt(machine, asked, policy, own.selection).run(),
@@ -38,7 +40,7 @@ def cost_of_trials(machine: Hardware, asked: Sequence[SimulatedRequest], policy:
     return {
         "requests": len(asked),
         "explored": own.figures.explored / tokens,
-        "lost": own.figures.lost / tokens,
+        "lost": share_lost(lost, tokens),
         "tokens_per_s": rate(result),
         "best_draft": best,
         "over": {name: _compared(result, other, pieces) for name, other in knowing.items()},

@@ -1,4 +1,4 @@
-"""Failures of a proposer: it raises, gives NaN, or collapses. It rests, and the cause is logged once."""
+"""Failures of a proposer: it raises, gives NaN, or collapses. The cause is logged once, and it rests."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class DraftHealth:
         name: of the proposer, for the log.
         sources: whose tokens it proposes, and that have failed for a row where it does.
         collapse: watches the acceptance of its tokens, None: nothing does.
+        rests: after a collapse. False: what chooses among drafts leaves it by itself, and it is unhealthy.
     """
 
     def __init__(
@@ -47,6 +48,8 @@ class DraftHealth:
         name: str,
         sources: Iterable[str],
         collapse: DraftCollapse | None = None,
+        *,
+        rests: bool = True,
     ) -> None:
         self.proposer, self.name, self.sources = proposer, name, tuple(sources)
         # Asking protocols takes microseconds, too many for every row of every step.
@@ -55,7 +58,7 @@ class DraftHealth:
         self._reads: ReadsOn | None = proposer if isinstance(proposer, ReadsOn) else None
         self._finite: TellsNotFinite | None = proposer if isinstance(proposer, TellsNotFinite) else None
         self._backoff, self._aside = Backoff(), Backoff(ASIDE, MOST_ASIDE)
-        self._collapse = collapse
+        self._collapse, self._rests, self._collapsed = collapse, rests, False
         self._nan = 0  # answers that ended with NaN since the last sound one
         self._rest = 0  # steps that a failure in this step costs, 0 without one: what rows share fails for each of them
         self._logged: set[Hashable] = set()  # kinds of failure
@@ -72,8 +75,8 @@ class DraftHealth:
 
     @property
     def healthy(self) -> bool:
-        """False while it rests, and until it has drafted as long as it rested."""
-        return not self._backoff.fails and not self._aside.fails
+        """False while it rests, and until it has drafted as long as it rested, or is accepted again."""
+        return not self._backoff.fails and not self._collapsed
 
     def step(self) -> None:
         """Count a step."""
@@ -134,24 +137,28 @@ class DraftHealth:
         """Tell the proposer which nodes of a row's tree were accepted."""
         if (proposer := self.proposer) is not None:
             self._tell([sequence], lambda: proposer.committed(sequence, tree, path))
-        if self._collapse is not None and tree:
-            self._judge(self._collapse, tree, path)
+
+    def judge(self, is_accepted: bool) -> None:
+        """Count a first token of the draft that was tried. If its acceptance has collapsed, it is unhealthy.
+
+        It may rest then. It is sound once enough is accepted again.
+        """
+        collapse = self._collapse
+        if collapse is None or self._aside.waits:
+            return
+        has_collapsed = collapse.saw(is_accepted)
+        if has_collapsed:
+            self._collapsed = True
+            self._rest = self._aside.failed() if self._rests else 0
+            self._tell_once("collapse", f"{collapse.rate:.1%} of its tokens were accepted, {collapse.usual:.0%} before")
+            collapse.begin_anew()
+        elif self._collapsed and has_collapsed is not None:
+            self._collapsed, self._aside = False, Backoff(ASIDE, MOST_ASIDE)
 
     def leave_slot(self, sequence: SequenceState) -> None:
         """Tell the proposer that a sequence has left its slot."""
         if (proposer := self.proposer) is not None:
             self._tell([sequence], lambda: proposer.leave_slot(sequence))
-
-    def _judge(self, collapse: DraftCollapse, tree: TokenTree, path: Sequence[int]) -> None:
-        """Set a draft aside whose acceptance has collapsed. One that was set aside is sound after a better block."""
-        if self._aside.waits:
-            return
-        collapse.saw(self.name, tree, path)
-        if collapse.has_collapsed:
-            self._rest = self._aside.failed()
-            self._tell_once("collapse", f"{collapse.rate:.1%} of its tokens were accepted, {collapse.usual:.0%} before")
-        elif collapse.is_judged:
-            self._aside = Backoff(ASIDE, MOST_ASIDE)
 
     def _tell(self, sequences: Sequence[SequenceState], call: Callable[[], None]) -> None:
         try:
@@ -176,9 +183,8 @@ class DraftHealth:
         if kind not in self._logged:
             self._logged.add(kind)
             log.warning(
-                "no speculation for %d steps: %s failed (%s); it is tried again, and failures of this kind are not "
-                "logged again",
-                self._rest,
+                "%s: %s failed (%s); it is tried again, and failures of this kind are not logged again",
+                f"no speculation for {self._rest} steps" if self._rest else "left to the selection",
                 self.name,
                 cause,
             )

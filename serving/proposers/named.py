@@ -28,7 +28,7 @@ from distillspec.serving.proposers.suffix import SuffixLookup
 from distillspec.serving.proposers.suffix_store import SuffixStore
 
 KEPT_TOKENS = 400_000  # of a tenant's answers
-LEARNS_COLLAPSES = ("goodput",)  # selections that leave a draft whose acceptance collapses
+LEARNS_COLLAPSES = ("goodput",)  # selections that leave a draft by themselves whose acceptance collapses
 SOURCES = {TARGET, *(choice.source or name for name, choice in PROPOSERS.items() if choice.source != DRAFT)}
 
 
@@ -75,7 +75,8 @@ def make_pool(members: Sequence[ProposerParts]) -> SideBySide:
     return SideBySide(
         {source: proposer for source, proposer in found.items() if proposer is not None}
         | {source: make_draft_model(parts) for source, parts in drafts.items()},
-        None if settings.selection in LEARNS_COLLAPSES else known,
+        known,
+        rest_collapsed=settings.selection not in LEARNS_COLLAPSES,
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import ANY, NOTHING, Option
-from distillspec.serving.base.tree import TokenTree, merged
+from distillspec.serving.base.tree import ROOT, TokenTree, merged
 from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.proposers.base import (
@@ -44,18 +44,25 @@ class SideBySide:
     Args:
         proposers: by source, those to be tried first first. Trees of another source's name are left out.
         usual: acceptance rates of drafts by their own evaluations, as far as they are known. Drafts whose acceptance
-            collapses rest. None: it is not watched.
+            collapses are unhealthy. None: it is not watched.
+        rest_collapsed: such drafts rest. False: what chooses among drafts leaves them by itself.
 
     Attributes:
         clock: seconds, to time each proposer by.
         seconds: by source, of the last proposals.
     """
 
-    def __init__(self, proposers: Mapping[str, Proposer], usual: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        proposers: Mapping[str, Proposer],
+        usual: Mapping[str, float] | None = None,
+        *,
+        rest_collapsed: bool = True,
+    ) -> None:
         self.proposers = dict(proposers)
         self.seconds: dict[str, float] = {}
         self.clock: Callable[[], float] = time.perf_counter
-        self._watches, self._alarmed = usual is not None, False
+        self._watches, self._rest_collapsed, self._alarmed = usual is not None, rest_collapsed, False
         known = usual or {}
         self._healths = {source: self._health(source, own, known.get(source)) for source, own in proposers.items()}
         self._resolve()
@@ -98,7 +105,7 @@ class SideBySide:
         elif not self._alarmed:
             self._alarmed = True
             log.error(
-                "no healthy draft is left (%s): until one recovers or another is loaded, no model drafts",
+                "no healthy draft is left (%s): until one recovers or another is loaded, none drafts but on trial",
                 ", ".join(healthy),
             )
 
@@ -137,6 +144,8 @@ class SideBySide:
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         for health in self._healths.values():
             health.committed(sequence, tree, path)
+        if self._watches:
+            self._judge(tree, path)
 
     @property
     def caches(self) -> Sequence[SlotCache]:
@@ -186,8 +195,17 @@ class SideBySide:
             release_memory(proposer)
 
     def _health(self, source: str, proposer: Proposer, usual: float | None) -> DraftHealth:
-        watched = self._watches and bool(proposer.version)
-        return DraftHealth(proposer, source, [source], DraftCollapse(usual) if watched else None)
+        collapse = DraftCollapse(usual) if self._watches and proposer.version else None
+        return DraftHealth(proposer, source, [source], collapse, rests=self._rest_collapsed)
+
+    def _judge(self, tree: TokenTree, path: Sequence[int]) -> None:
+        """Tell each draft of its first tokens that were tried: in order, up to those of which one was accepted."""
+        for group in tree.groups_at(ROOT):
+            is_accepted = bool(path) and path[0] in group.nodes
+            if (health := self._healths.get(group.source)) is not None:
+                health.judge(is_accepted)
+            if is_accepted:
+                return
 
     def _resolve(self) -> None:
         """Ask protocols once: it takes microseconds, too many for every row of every step."""

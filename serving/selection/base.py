@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,6 +10,7 @@ from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.selection.losses import Losses
 
 Choices = Mapping[str, str | None]  # row → its draft, None: none drafts for it
 
@@ -33,8 +34,8 @@ class SelectionParts:
 class Selection(Protocol):
     """Chooses drafts. Its choices change speed alone."""
 
-    on_trial: Mapping[str, float]  # rows whose drafts are not those expected to be best → share of tokens that costs
-
+    on_trial: Collection[str]  # rows whose drafts are tried, and are not those expected to be best
+    losses: Losses  # what trials and all choices have cost so far, as far as that is estimated
     beliefs: Mapping[str, float]  # rows → P(a token of the chosen draft is accepted), where that is known of the row
     coming: Mapping[str, str]  # rows → the draft that each will switch to soon, so that it reads their texts ahead
 
@@ -67,7 +68,7 @@ class Present:
 
 
 class SelectionState:
-    """State that selections share. At first nothing is on trial, known of rows, or coming.
+    """State that selections share. At first nothing is on trial, estimated, known of rows, or coming.
 
     Args:
         free: see `SelectionParts`.
@@ -75,7 +76,8 @@ class SelectionState:
 
     def __init__(self, free: Sequence[str] = ()) -> None:
         self.free = tuple(free)
-        self.on_trial: Mapping[str, float] = {}
+        self.on_trial: Collection[str] = ()
+        self.losses = Losses()
         self.beliefs: Mapping[str, float] = {}
         self.coming: Mapping[str, str] = {}
         self.steps = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from random import Random
 
 from distillspec.errors import ConfigError
@@ -13,6 +13,7 @@ from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.rows import RowView
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, members_of
+from distillspec.serving.selection.loss_meter import LossMeter
 from distillspec.serving.selection.rewards import ALL, Rewards, row_rewards
 
 REMEMBERED = 1000  # prompts
@@ -34,14 +35,18 @@ class ByRequest(SelectionState, ABC):
         """Learn from a step. By default nothing."""
         return
 
+    def keep_only(self, alive: Collection[str]) -> None:
+        """Forget all rows but these."""
+        self._chosen = {name: own for name, own in self._chosen.items() if name in alive}
+        self._instead = {name: own for name, own in self._instead.items() if name in alive}
+
     def choose(self, rows: Sequence[RowView]) -> Choices:
         return {row.sequence_id: self._of(row) for row in rows}
 
     def observe(self, result: StepResult, chosen: Choices) -> None:
         self.learn(result, chosen)
         if (alive := self.passed(result)) is not None:
-            self._chosen = {name: own for name, own in self._chosen.items() if name in alive}
-            self._instead = {name: own for name, own in self._instead.items() if name in alive}
+            self.keep_only(alive)
 
     def draft_changed(self, change: DraftChange) -> None:
         """Nothing is known of drafts."""
@@ -112,22 +117,38 @@ class EpsilonGreedy(ByRequest):
         if not 0 <= epsilon <= 1:
             raise ConfigError(f"selection_options.epsilon={epsilon} must be in [0, 1]")
         self.seed, self.epsilon = parts.seed, epsilon
-        self._rewards = Rewards()
+        self._rewards, self._meter = Rewards(), LossMeter(parts.latency)
+        self.losses = self._meter.losses
+        self._tried: dict[str, str] = {}  # rows, and a draft that each was drawn, beside the best one
 
     def pick(self, row: RowView, drafts: Sequence[str]) -> str:
-        draws = Random(f"{self.seed}/{row.sequence_id}")
-        rates = {source: self._rewards.rate((ALL, source)) for source in drafts}
-        unknown = [source for source, rate in rates.items() if rate is None]
-        if unknown or draws.random() < self.epsilon:
-            return draws.choice(unknown or list(drafts))
-        return max(drafts, key=lambda source: rates[source] or 0.0)
+        draws, rates = Random(f"{self.seed}/{row.sequence_id}"), self._rewards.rates(ALL)
+        unknown = [source for source in drafts if source not in rates]
+        best = None if unknown else max(drafts, key=lambda source: rates[source])
+        if best is not None and draws.random() >= self.epsilon:
+            return best
+        if (drawn := draws.choice(unknown or list(drafts))) != best:
+            self._tried[row.sequence_id] = drawn
+        return drawn
+
+    def choose(self, rows: Sequence[RowView]) -> Choices:
+        found = super().choose(rows)
+        self.on_trial = {name for name, source in found.items() if source and self._tried.get(name) == source}
+        return found
 
     def learn(self, result: StepResult, chosen: Choices) -> None:
-        for _, source, tokens, seconds in row_rewards(result, chosen):
-            self._rewards.add((ALL, source), tokens, seconds)
+        found = row_rewards(result, chosen)
+        for own in found:
+            self._rewards.add((ALL, own.source), own.tokens, own.seconds)
+        self._meter.count(result, found, self.on_trial)
+
+    def keep_only(self, alive: Collection[str]) -> None:
+        super().keep_only(alive)
+        self._tried = {name: own for name, own in self._tried.items() if name in alive}
 
     def draft_changed(self, change: DraftChange) -> None:
         self._rewards.forget(change.source)
+        self._meter.forget(change.source)
 
 
 class ByPromptLength(ByRequest):

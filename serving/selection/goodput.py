@@ -21,6 +21,7 @@ from distillspec.serving.selection.batch import NONE, Batch, Prospect
 from distillspec.serving.selection.dominance import SURE, Dominance
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 from distillspec.serving.selection.free_share import FreeShare
+from distillspec.serving.selection.losses import Losses
 
 LEARN_EVERY = 16  # steps whose trials are learnt from together, and between two reviews of the rows' drafts
 REVIEW = 16  # tokens that a draft writes for an answer before the answer may get another one
@@ -37,7 +38,7 @@ class Answer:
     # P(a token of its draft is accepted) by these, before its own trials. As drawn, while it is on trial. None: the
     # answer has a source without a model alone.
     belief: float | None
-    loss: float = 0.0  # share of its tokens that the draft costs, if it is not the one expected to be best
+    loss: float = 0.0  # tokens that all rows lose for each that it writes, if its draft is not expected to be the best
     coming: str | None = None  # the draft that it switches to when that has read its text
     prospect: tuple[Sequence[str], Prospect] | None = None  # drafts, and what they would bring it
     own: dict[str, Tried] = field(default_factory=dict)  # tokens of each draft that were learnt from
@@ -66,7 +67,7 @@ class GoodputSelection(SelectionState):
         super().__init__(parts.free)
         self.parts, self.fast_switching = parts, fast_switching
         self._acceptance = DraftsAcceptance(parts.expected, parts.most)
-        self._share = FreeShare(parts.free)
+        self._share, self.losses = FreeShare(parts.free), Losses(0.0)
         self._blocks = set[str]()  # drafts that draft all tokens in one pass
         self._answers: dict[str, Answer] = {}
         self._reviewed_at, self._reviewed = 0, 0  # the step, and its rows
@@ -82,7 +83,7 @@ class GoodputSelection(SelectionState):
         answers = [(name, answer) for name, answer in running if answer is not None]
         self.beliefs = {name: answer.belief for name, answer in answers if answer.belief is not None}
         self.coming = {name: answer.coming for name, answer in answers if answer.coming}
-        self.on_trial = {name: answer.loss for name, answer in answers if answer.loss}
+        self.on_trial = {name for name, answer in answers if answer.loss}
         able = {row.sequence_id for row in rows if members_of(row, self.free)}
         return {name: None if answer is None or name not in able else answer.draft for name, answer in running}
 
@@ -92,6 +93,8 @@ class GoodputSelection(SelectionState):
             source, answer = chosen.get(row.sequence_id), self._answers.get(row.sequence_id)
             if source is None or answer is None:
                 continue
+            if answer.loss:
+                self.losses.add(answer.loss * row.emitted)
             if self.free:
                 answer.steps += 1
                 answer.free += self._share.saw(views[row.sequence_id], row.trials)
@@ -172,10 +175,10 @@ class GoodputSelection(SelectionState):
         able = [names.index(self._arm(name)) for name in members_of(row, self.free)]
         able.sort(key=lambda place: names[place] not in self.free)  # first, where no draft is worth more than nothing
         chosen = max(able, key=lambda place: hopes[place])
-        lost = len(own) * (1 - rates[chosen] / max([rates[place] for place in able]))
+        lost = len(own) * (max([rates[place] for place in able]) / rates[chosen] - 1)
         # A trial is believed in: by what is expected of the draft, a controller might let it draft nothing.
         belief = None if names[chosen] in self.free else max(mean[chosen], drawn[chosen]) if lost else mean[chosen]
-        answer = Answer(names[chosen], row.context_tokens, known, belief, min(1.0, lost))
+        answer = Answer(names[chosen], row.context_tokens, known, belief, lost)
         answer.prospect = names, prospects[0]
         best = max(able, key=lambda place: rates[place])
         careful = [

@@ -14,6 +14,7 @@ from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.rows import ANY, RowView
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, members_of
+from distillspec.serving.selection.loss_meter import LossMeter
 from distillspec.serving.selection.rewards import ALL, Rewards, row_rewards
 
 
@@ -58,7 +59,8 @@ class Lbss(SelectionState):
         self.fast_switching = fast_switching
         self.first = first
         self.epoch, self._slot = first, 0  # and the steps of the epoch that are over
-        self._rewards = Rewards()
+        self._rewards, self._meter = Rewards(), LossMeter(parts.latency)
+        self.losses = self._meter.losses
         self._matched: dict[str, str | None] = {}  # while it exploits
 
     @property
@@ -68,11 +70,11 @@ class Lbss(SelectionState):
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         if self.explores:
-            self.on_trial = {row.sequence_id: 0.0 for row in rows}  # what that costs is not estimated
             found = self._drawn(rows, self._slot)
+            self.on_trial = set(found)
             self.coming = self._ahead(rows, found)
             return found
-        self.on_trial = {}
+        self.on_trial = ()
         able = {row.sequence_id: members_of(row, self.free) for row in rows}
         kept = {row: own for row in able if (own := self._matched.get(row)) is not None and own in able[row]}
         if len(kept) < len(able):
@@ -83,9 +85,11 @@ class Lbss(SelectionState):
         return found
 
     def observe(self, result: StepResult, chosen: Choices) -> None:
-        for row, source, tokens, seconds in row_rewards(result, chosen):
-            self._rewards.add((row, source), tokens, seconds)
-            self._rewards.add((ALL, source), tokens, seconds)
+        found = row_rewards(result, chosen)
+        for own in found:
+            self._rewards.add((own.row, own.source), own.tokens, own.seconds)
+            self._rewards.add((ALL, own.source), own.tokens, own.seconds)
+        self._meter.count(result, found, self.on_trial)
         if not result.view.rows:
             return
         self._slot += 1
@@ -97,6 +101,7 @@ class Lbss(SelectionState):
     def draft_changed(self, change: DraftChange) -> None:
         """Explore again, in epochs as short as the first ones: a draft without rewards is matched with no row."""
         self._rewards.forget(change.source)
+        self._meter.forget(change.source)
         self.epoch, self._slot, self._matched = self.first, 0, {}
 
     def _ahead(self, rows: Sequence[RowView], now: Choices) -> Mapping[str, str]:

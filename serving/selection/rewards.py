@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
+from typing import NamedTuple
 
 from distillspec.serving.base.plans import StepResult, decoding_rows
 from distillspec.serving.selection.base import Choices
@@ -11,41 +12,63 @@ Key = tuple[Hashable, str]  # what is told apart, and the draft
 ALL = "all"  # what is told apart where all rows are summed
 
 
+class Reward(NamedTuple):
+    """Tokens that a draft brought one row in a step, and what they took."""
+
+    row: str
+    source: str
+    tokens: float
+    seconds: float  # of the target's pass and of the draft's own passes: those of other drafts are not its doing
+    nodes: int  # drafted tokens that the target verified
+
+
 class Rewards:
     """Σ tokens / Σ seconds of drafts. A mean of steps' ratios would count short steps as much as long ones."""
 
     def __init__(self) -> None:
-        self._sums: dict[Key, list[float]] = {}  # tokens, seconds
+        self._sums: dict[Hashable, dict[str, list[float]]] = {}  # by draft: tokens, seconds
 
     def add(self, key: Key, tokens: float, seconds: float) -> None:
         """Count a step of one row."""
-        own = self._sums.setdefault(key, [0.0, 0.0])
+        first, source = key
+        own = self._sums.setdefault(first, {}).setdefault(source, [0.0, 0.0])
         own[0] += tokens
         own[1] += seconds
 
     def rate(self, key: Key) -> float | None:
         """Return the tokens a second of a key, None if nothing is known of it."""
-        tokens, seconds = self._sums.get(key, (0.0, 0.0))
-        return tokens / seconds if seconds > 0 else None
+        first, source = key
+        return self.rates(first).get(source)
+
+    def rates(self, first: Hashable) -> dict[str, float]:
+        """Return the tokens a second of all drafts that something is known of."""
+        sums = self._sums.get(first, {})
+        return {source: tokens / seconds for source, (tokens, seconds) in sums.items() if seconds > 0}
 
     def keep_only(self, first: Iterable[Hashable]) -> None:
         """Drop keys that begin with none of these."""
         alive = set(first)
-        self._sums = {key: own for key, own in self._sums.items() if key[0] in alive}
+        self._sums = {name: own for name, own in self._sums.items() if name in alive}
 
     def forget(self, source: str) -> None:
         """Drop all that is known of a draft."""
-        self._sums = {key: own for key, own in self._sums.items() if key[1] != source}
+        for own in self._sums.values():
+            own.pop(source, None)
 
 
-def row_rewards(result: StepResult, chosen: Choices) -> list[tuple[str, str, float, float]]:
-    """Return row, draft, tokens and seconds of each row of a step that a draft was chosen for.
+def row_rewards(result: StepResult, chosen: Choices) -> list[Reward]:
+    """Return what each row of a step was brought that a draft was chosen for."""
+    sources = {source for source in chosen.values() if source is not None}
+    seconds = {source: result.target_s + passes_s(result, [source]) for source in sources}
+    return [
+        Reward(row.sequence_id, source, float(row.emitted), seconds[source], row.nodes)
+        for row in decoding_rows(result)
+        if (source := chosen.get(row.sequence_id)) is not None
+    ]
 
-    The seconds are the target's pass and the passes of that draft: those of others are not its doing.
-    """
-    found = []
-    for row in decoding_rows(result):
-        if (source := chosen.get(row.sequence_id)) is not None:
-            drafted_s = result.drafted_s.get(source, 0.0) if result.drafted_s else result.draft_s
-            found.append((row.sequence_id, source, float(row.emitted), result.target_s + drafted_s))
-    return found
+
+def passes_s(result: StepResult, sources: Collection[str]) -> float:
+    """Return the seconds of these drafts' passes."""
+    if not result.drafted_s:
+        return result.draft_s if sources else 0.0
+    return sum([result.drafted_s.get(source, 0.0) for source in sources])

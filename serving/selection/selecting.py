@@ -15,6 +15,7 @@ from distillspec.serving.base.wrapped import WrappedController
 from distillspec.serving.costs.known import known_costs
 from distillspec.serving.costs.latency import LatencyModel, guessed
 from distillspec.serving.selection.base import Choices, Present, Selection, drafts_of, only
+from distillspec.serving.selection.losses import Losses
 
 SPARE = 0.3  # of a plain step that reading ahead of switches may add: a fifth of one that drafts
 LEAST_READ = 16  # tokens of a row
@@ -33,7 +34,7 @@ class SelectionFigures:
     switch_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # of the last steps with a switch
     usual_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # of those without, and no prompts
     explored: int = 0  # tokens written by rows whose draft was on trial
-    lost: float = 0.0  # tokens that trials are estimated to have cost
+    losses: Losses = field(default_factory=Losses)  # the selection's own
 
 
 class SelectingController(WrappedController):
@@ -59,7 +60,7 @@ class SelectingController(WrappedController):
         self.free = tuple(free)
         self.costs: LatencyModel | None = None
         self.selection = make(self._latency)
-        self.figures = SelectionFigures()
+        self.figures = SelectionFigures(losses=self.selection.losses)
         self._drafts: dict[str, str | None] = {}  # the last one of each row
         self._present = Present()
 
@@ -129,9 +130,7 @@ class SelectingController(WrappedController):
             switched |= switches
             figures.tokens[source] += row.emitted
             figures.row_seconds[source] = figures.row_seconds.get(source, 0.0) + result.total_s / len(rows)
-            if (share := on_trial.get(row.sequence_id)) is not None:
-                figures.explored += row.emitted
-                figures.lost += share * row.emitted
+            figures.explored += row.emitted if row.sequence_id in on_trial else 0
             self._drafts[row.sequence_id] = source
         if rows and not result.prefill_tokens:
             (figures.switch_s if switched else figures.usual_s).append(result.total_s)

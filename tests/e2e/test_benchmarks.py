@@ -277,6 +277,27 @@ def test_parts_of_steps_are_timed_at_a_fixed_length_and_by_goodput(
         assert met == {kind: ms <= found["goals_ms"]["1"][kind] for kind, ms in spent.items()}
 
 
+def test_the_selections_benchmark_tells_their_share_of_a_step(
+    written: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        run("selection.py", "--steps 64 --rows 1 3", monkeypatch)
+    found = written["selection"]
+    assert end.value.code == (0 if all(all(own.values()) for own in found["met"].values()) else 1)
+    assert found["costs"].keys() == {"invented", "measured"}
+    assert found["goals"].keys() == found["met"].keys() == {"goodput", "lbss"}
+    for costs, by_rows in found["costs"].items():
+        assert by_rows.keys() == {"1", "3"}
+        for sides in by_rows.values():
+            for name in ("goodput", "lbss", "epsilon_greedy", "random"):
+                own = sides[name]
+                assert own["added_us"] == pytest.approx(own["us"] - sides["none"]["us"])
+                assert own["share_of_step"] == pytest.approx(own["added_us"] / own["step_us"])
+                assert own["step_us"] > 9000, "the target's pass alone takes longer"
+        for name, goal in found["goals"].items():
+            assert found["met"][name][costs] == (by_rows["3"][name]["share_of_step"] <= goal)
+
+
 def test_the_trees_benchmark_compares_named_shapes_on_several_files(
     written: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

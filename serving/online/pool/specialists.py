@@ -16,6 +16,7 @@ from distillspec.serving.online.pool.domains import RECENT, owners
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.pool import Member
 from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.selection.losses import share_lost
 from distillspec.serving.selection.selecting import SelectionFigures
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ ENOUGH = 64  # answers of a domain, and tokens tried on it, that its acceptance 
 LEARNT = 2  # judged versions of a draft before its domains may get specialists
 ENOUGH_TOKENS = 10_000  # written, that the cost of trials is taken from
 IN_VAIN = 4  # judged versions of a specialist after which it is withdrawn
-COST_OF_A_DRAFT = 0.01  # share of the tokens that one more draft costs, while nothing is known of a pool's trials
+COST_OF_A_DRAFT = 0.01  # share of tokens a second that one more draft costs, while nothing is known of a pool's trials
 NAME = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
@@ -146,8 +147,8 @@ def share_of(member: Member, replay: ReplayLog) -> float:
 
 
 def cost_of_a_draft(figures: SelectionFigures, drafts: int) -> float:
-    """Return the share of the tokens that trials of one draft have cost so far. Some selections do not estimate it."""
-    tokens = sum(figures.tokens.values())
-    if drafts < 2 or tokens < ENOUGH_TOKENS or not figures.lost:
+    """Return the share of tokens a second that trials of one draft have cost. Some selections do not estimate it."""
+    tokens, lost = sum(figures.tokens.values()), figures.losses.trials
+    if drafts < 2 or tokens < ENOUGH_TOKENS or lost is None:
         return COST_OF_A_DRAFT
-    return figures.lost / tokens / (drafts - 1)
+    return share_lost(lost, tokens) / (drafts - 1)

@@ -9,6 +9,7 @@ import numpy
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from distillspec.serving.selection.losses import share_lost
 from distillspec.serving.selection.selecting import SelectionFigures
 
 BY_DRAFT = {
@@ -39,13 +40,7 @@ class SelectionMetrics(Collector):
             for draft, count in _copied(getattr(self.figures, name)).items():
                 family.add_metric([self._model, draft], count)
             yield family
-        for metric, about, value in (
-            ("selection_explored_tokens", "Tokens of answers whose draft was on trial", self.figures.explored),
-            ("selection_lost_tokens", "Tokens that trials are estimated to have cost", self.figures.lost),
-        ):
-            family = CounterMetricFamily(self._prefix + metric, about, labels=["model_name"])
-            family.add_metric([self._model], value)
-            yield family
+        yield from self._collected_costs()
         yield from self._collected_health()
         about = "Seconds of the last steps in which an answer changed its draft, and of those in which none did"
         gauge = GaugeMetricFamily(self._prefix + "selection_step_seconds", about, labels=["model_name", *STEPS_BY])
@@ -53,6 +48,19 @@ class SelectionMetrics(Collector):
             for quantile, seconds in quantiles.items():
                 gauge.add_metric([self._model, kind, quantile], seconds)
         yield gauge
+
+    def _collected_costs(self) -> Iterable[Metric]:
+        """Yield what trials and choices have cost. A figure that the selection does not estimate is absent, not 0."""
+        losses = self.figures.losses
+        for metric, about, value in (
+            ("selection_explored_tokens", "Tokens of answers whose draft was on trial", self.figures.explored),
+            ("selection_lost_tokens", "Tokens that trials are estimated to have cost", losses.trials),
+            ("selection_regret_tokens", "Tokens that choices are estimated to have cost, all together", losses.regret),
+        ):
+            if value is not None:
+                family = CounterMetricFamily(self._prefix + metric, about, labels=["model_name"])
+                family.add_metric([self._model], value)
+                yield family
 
     def _collected_health(self) -> Iterable[Metric]:
         health = None if self.health is None else self.health()
@@ -77,10 +85,16 @@ class SelectionMetrics(Collector):
             if found
         }
 
-    def trials(self) -> dict[str, float] | None:
-        """Return the shares of the tokens that trials wrote and are estimated to have cost, None before any token."""
-        tokens = sum(_copied(self.figures.tokens).values())
-        return {"explored": self.figures.explored / tokens, "lost": self.figures.lost / tokens} if tokens else None
+    def trials(self) -> dict[str, float | None] | None:
+        """Return the share of tokens that trials wrote, and of tokens a second that trials and all choices cost.
+
+        A cost that the selection does not estimate is None. All is None before any token.
+        """
+        if not (tokens := sum(_copied(self.figures.tokens).values())):
+            return None
+        costs = {"lost": self.figures.losses.trials, "regret": self.figures.losses.regret}
+        shares = {name: None if lost is None else share_lost(lost, tokens) for name, lost in costs.items()}
+        return {"explored": self.figures.explored / tokens, **shares}
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row a draft for the dashboard: name, health (None: it is gone), and sums since the start."""

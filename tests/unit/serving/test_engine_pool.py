@@ -30,6 +30,7 @@ from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.selection.base import Choices, drafts_of
+from distillspec.serving.selection.losses import Losses
 from distillspec.serving.selection.selecting import SelectingController, selecting
 
 from ..models.state_drafts import state_draft
@@ -42,7 +43,7 @@ class Restless:
     """Draws another draft, or none, for each row in each step."""
 
     def __init__(self) -> None:
-        self.on_trial: dict[str, float] = {}
+        self.on_trial, self.losses = set[str](), Losses()
         self.coming: dict[str, str] = {}
         self.beliefs: dict[str, float] = {}
         self.turn = 0

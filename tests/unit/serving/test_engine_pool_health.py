@@ -144,3 +144,32 @@ def test_a_collapse_is_noticed_where_the_selection_does_not_learn_of_it(
     assert not engine.draft_health["half"]
     assert "half" in sources[0]
     assert list(sources[-1]) == ["small"]
+
+
+def test_a_wholly_collapsed_pool_has_no_healthy_draft_where_the_selection_learns_of_it(
+    target: LanguageModel,
+    pair: dict[str, LanguageModel],
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """goodput leaves a collapsed draft for the other one, and goes on trying both. Nothing rests."""
+    both = {name: replace(draft, evaluated=0.6) for name, draft in pair.items()}
+    engine = make_engine(both, speculation_length=2, compile=False)
+    assert engine.settings.selection == "goodput"
+    engine.generate(prompts(8), GREEDY)
+    assert dict(engine.draft_health) == {"half": True, "small": True}
+    for name in both:
+        collapse(engine, name, monkeypatch)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(12):
+            engine.generate(prompts(8), GREEDY)
+        assert dict(engine.draft_health) == {"half": False, "small": False}
+        sources = check(engine, target, prompts(2))
+    assert all(sources), "rows go on to draft: the selection has no draft that is better"
+    (line,) = told(caplog, ALARM)
+    assert "(half, small)" in line
+    assert len(told(caplog, "left to the selection")) == 2
+    engine.use_draft(pair["half"], "again", name="half")
+    check(engine, target, prompts(1))
+    assert dict(engine.draft_health) == {"half": True, "small": False}

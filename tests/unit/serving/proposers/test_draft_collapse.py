@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from distillspec.serving.base.tree import NGRAM, TokenTree, merged
-from distillspec.serving.proposers.draft_collapse import BLOCK, DraftCollapse
-
-TREE = TokenTree.chain((5, 6), source="a")
-BEHIND = merged([TokenTree.chain((9,), source=NGRAM), TREE])
+from distillspec.serving.proposers.draft_collapse import JUDGED, DraftCollapse
 
 
 def block(collapse: DraftCollapse, accepted: int) -> bool:
-    for number in range(BLOCK):
-        collapse.saw("a", TREE, (0,) if number < accepted else ())
-    assert collapse.is_judged
-    return collapse.has_collapsed
+    found = [collapse.saw(number < accepted) for number in range(JUDGED)]
+    assert found[-1] is not None
+    return found[-1]
 
 
 @pytest.mark.parametrize(("usual", "collapsed"), [(0.5, True), (0.2, True), (0.1, False), (None, False)])
@@ -23,16 +18,18 @@ def test_it_is_a_collapse_only_where_an_evaluation_says_that_it_was_good(usual: 
     assert block(DraftCollapse(usual), 3) == collapsed
 
 
-def test_without_an_evaluation_the_best_block_says_it() -> None:
+def test_without_an_evaluation_the_best_tokens_so_far_say_it() -> None:
     collapse = DraftCollapse(None)
     assert [block(collapse, accepted) for accepted in (3, 60, 30, 3, 4)] == [False, False, False, True, False]
 
 
-def test_only_first_tokens_that_were_tried_count() -> None:
-    collapse, (ngrams, own) = DraftCollapse(0.5), (BEHIND.groups_at(-1)[0].nodes[0], BEHIND.groups_at(-1)[1].nodes[0])
-    collapse.saw("a", BEHIND, (ngrams,))
-    collapse.saw("b", TREE, (0,))
-    assert collapse.tried == 0
-    collapse.saw("a", BEHIND, (own,))
-    collapse.saw("a", BEHIND, ())
-    assert (collapse.tried, collapse.accepted) == (2, 1)
+def test_a_collapse_is_seen_after_as_many_tokens_whenever_it_begins() -> None:
+    collapse, good = DraftCollapse(None), JUDGED + JUDGED // 2
+    found = [collapse.saw(number < good) for number in range(good + JUDGED)]
+    assert found[: JUDGED - 1] == [None] * (JUDGED - 1)
+    assert found[JUDGED - 1 :].count(True) == 4, "from the token on with which three of two hundred are left"
+    assert found[-1] is True
+    assert (collapse.rate, collapse.usual) == (0.0, 1.0)
+    collapse.begin_anew()
+    assert collapse.saw(False) is None
+    assert block(collapse, 0), "it was good once"

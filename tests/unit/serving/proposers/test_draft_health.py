@@ -14,7 +14,7 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.shape import chain_of
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
-from distillspec.serving.proposers.draft_collapse import BLOCK, DraftCollapse
+from distillspec.serving.proposers.draft_collapse import JUDGED, DraftCollapse
 from distillspec.serving.proposers.draft_health import ASIDE, DraftHealth
 
 
@@ -114,23 +114,44 @@ def test_one_sound_row_of_a_step_speaks_for_the_draft() -> None:
     assert health.paused
 
 
-def test_a_draft_that_collapses_is_set_aside_and_comes_back_after_a_better_block(
+def test_a_draft_that_collapses_is_set_aside_and_comes_back_after_better_tokens(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     health = DraftHealth(cast(Proposer, Spoilt()), "half", ["half"], DraftCollapse(0.4))
-    tree = TokenTree.chain((5,), source="half")
     with caplog.at_level(logging.WARNING):
-        for _ in range(BLOCK - 1):
-            health.committed(row("a"), tree, ())
+        for _ in range(JUDGED - 1):
+            health.judge(False)
         assert health.healthy
-        health.committed(row("a"), tree, ())
+        health.judge(False)
     (line,) = [record.getMessage() for record in caplog.records]
     assert f"no speculation for {ASIDE} steps: half failed (0.0% of its tokens were accepted, 40% before)" in line
     assert health.paused
     for _ in range(ASIDE):
         health.step()
     assert not health.paused
-    for _ in range(BLOCK):
+    for _ in range(JUDGED):
         assert not health.healthy
-        health.committed(row("a"), tree, (0,))
+        health.judge(True)
+    assert health.healthy
+
+
+def test_one_that_a_selection_leaves_by_itself_is_unhealthy_and_does_not_rest(caplog: pytest.LogCaptureFixture) -> None:
+    health = DraftHealth(cast(Proposer, Spoilt()), "half", ["half"], DraftCollapse(0.4), rests=False)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3 * JUDGED):
+            health.judge(False)
+            assert not health.paused
+    assert not health.healthy
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "left to the selection: half failed (0.0% of its tokens were accepted, 40% before)" in line
+    for _ in range(JUDGED):
+        assert not health.healthy
+        health.judge(True)
+    assert health.healthy
+
+
+def test_what_is_not_watched_is_not_judged() -> None:
+    health = DraftHealth(cast(Proposer, Spoilt()), "half", ["half"])
+    for _ in range(JUDGED):
+        health.judge(False)
     assert health.healthy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import cast
 
 import pytest
 
@@ -14,8 +15,9 @@ from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import BatchView
 from distillspec.serving.base.shape import PlannedTree, TreeShape, chain_of
-from distillspec.serving.base.tree import LOOKUP, NGRAM, SUFFIX, TokenTree
-from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.base.tree import LOOKUP, NGRAM, SUFFIX, TokenTree, merged
+from distillspec.serving.proposers.base import ProposalRequest, Proposer
+from distillspec.serving.proposers.draft_collapse import JUDGED
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.ngram import Ngram
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
@@ -135,6 +137,37 @@ def test_trees_of_several_sources_are_joined_in_the_plans_order(
     (nobody,) = pair.propose([ProposalRequest(sequence, chain_of(3, "unknown"))])
     assert len(nobody) == 0
     assert pair.foreseen(sequence)[0].source == LOOKUP
+
+
+class Silent:
+    """Hears what was accepted, and does nothing."""
+
+    caches = ()
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None: ...
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_a_draft_is_judged_by_its_first_tokens_that_were_tried(rests: bool) -> None:
+    """Those behind an accepted n-gram were not, and a draft that rests has none."""
+    proposers = {name: cast(Proposer, Silent(version)) for name, version in ((NGRAM, ""), ("a", "1"), ("b", "2"))}
+    pair = SideBySide(proposers, {"a": 0.5, "b": 0.5}, rest_collapsed=rests)
+    sequence = SequenceState("s", Request("s", (5, 6), GREEDY), 0, 0, [5, 6], frozenset(), 64, slot=0)
+    behind = merged([TokenTree.chain((9,), source=NGRAM), TokenTree.chain((5, 6), source="a")])
+    ngrams, own = (group.nodes[0] for group in behind.groups_at(-1))
+    for _ in range(2 * JUDGED):
+        pair.committed(sequence, behind, (ngrams,))
+        pair.committed(sequence, TokenTree.chain((5,), source="b"), (0,))
+    for _ in range(JUDGED):
+        assert dict(pair.healthy) == {"a": True, "b": True}
+        pair.committed(sequence, behind, ())
+    assert dict(pair.healthy) == {"a": False, "b": True}
+    for _ in range(JUDGED):
+        pair.committed(sequence, behind, (own,))
+    assert dict(pair.healthy) == {"a": not rests, "b": True}
 
 
 def test_a_tenant_is_forgotten_by_all_though_the_files_of_one_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,29 @@ def row(
     return RowView(name, context, *first, others=others, domain=domain, prompt=tuple(prompt))
 
 
+def verified(
+    chosen: Mapping[str, str | None], brings: Mapping[str, tuple[int, int]], readings_s: float = 0.0
+) -> StepResult:
+    """Return a step that took what `COSTS` say.
+
+    Args:
+        chosen: rows, and the draft of each.
+        brings: drafts, the tokens that each drafts for a row, and those that the row then writes. Without a draft a
+            row writes one.
+    """
+    rows = [(name, *brings.get(source or "", (0, 1))) for name, source in chosen.items()]
+    results = tuple([RowResult(name, nodes, nodes, written - 1, written) for name, nodes, written in rows])
+    drafted_s = {
+        source: COSTS.of_draft(False, source).loop_s(list(chosen.values()).count(source), 0, nodes)
+        for source, (nodes, _) in brings.items()
+        if source in chosen.values()
+    }
+    target_s = TARGET.seconds(0, sum([1 + nodes for _, nodes, _ in rows]))
+    view, plan = BatchView(tuple([row(name) for name in chosen])), Plan(tuple([RowPlan(name) for name in chosen]))
+    draft_s = sum(drafted_s.values()) + readings_s
+    return StepResult(results, view, plan, 0, draft_s, target_s, target_s + draft_s, 0, drafted_s, readings_s)
+
+
 class World:
     """Answers whose drafted tokens are accepted with a chance by draft and domain.
 

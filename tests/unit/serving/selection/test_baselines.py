@@ -86,6 +86,21 @@ def test_epsilon_greedy_takes_the_best_but_for_a_share() -> None:
         EpsilonGreedy(parts(), epsilon=2)
 
 
+def test_epsilon_greedy_has_those_on_trial_that_were_drawn_another_than_the_best() -> None:
+    selection = EpsilonGreedy(parts(), epsilon=0.5)
+    world = World(selection, {"a": {"x": 0.2}, "b": {"x": 0.8}})
+    for _ in range(20):
+        world.serve("x", 20)
+    rows = [row(f"{n}/0", domain="x") for n in range(100, 200)]
+    chosen = selection.choose(rows)
+    assert selection.on_trial == {name for name, source in chosen.items() if source == "a"}
+    assert 10 < len(selection.on_trial) < 40, "a quarter: half are drawn, and half of them are the best one"
+    assert selection.choose(rows) == chosen
+    later = selection.choose([row(name, ("b",), domain="x") for name in chosen])
+    assert set(later.values()) == {"b"}
+    assert not selection.on_trial, "in place of a draft that cannot draft"
+
+
 def test_long_prompts_get_the_dear_draft() -> None:
     selection = ByPromptLength(parts(("dear", "a")))
     lengths = {f"{n}/0": 3 + n % 50 for n in range(200)}

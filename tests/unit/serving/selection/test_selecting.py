@@ -17,6 +17,7 @@ from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.selection.base import Choices, only
 from distillspec.serving.selection.goodput import LEARN_EVERY, GoodputSelection
+from distillspec.serving.selection.losses import Losses
 from distillspec.serving.selection.selecting import LEAST_READ, SelectingController, selecting
 
 from ..conftest import MakeEngine, plain_answers, prompts
@@ -30,7 +31,7 @@ class Coming:
 
     def __init__(self, ahead: bool = True) -> None:
         self.ahead, self.steps, self.switched = ahead, 0, False
-        self.on_trial: dict[str, float] = {}
+        self.on_trial, self.losses = set[str](), Losses()
         self.coming: dict[str, str] = {}
         self.beliefs: dict[str, float] = {}
         self.unread: list[int] = []

@@ -26,6 +26,7 @@ from distillspec.serving.online.pool.specialists import (
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.pool import Member
 from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.selection.losses import Losses
 from distillspec.serving.selection.selecting import SelectionFigures
 
 from .conftest import Drafted
@@ -152,8 +153,9 @@ def test_no_clone_is_made_that_does_not_fit(
 def test_the_cost_of_a_draft_is_what_trials_have_lost() -> None:
     figures = SelectionFigures()
     figures.tokens.update(a=ENOUGH_TOKENS, b=ENOUGH_TOKENS)
-    figures.lost = 0.06 * 2 * ENOUGH_TOKENS
-    assert cost_of_a_draft(figures, 3) == pytest.approx(0.03)
+    figures.losses.add(trials=0.25 * 2 * ENOUGH_TOKENS)
+    assert cost_of_a_draft(figures, 3) == pytest.approx(0.1), "a fifth of what would have been written, for two drafts"
     assert cost_of_a_draft(figures, 1) == COST_OF_A_DRAFT
-    assert cost_of_a_draft(replace(figures, lost=0.0), 3) == COST_OF_A_DRAFT, "of a selection that estimates none"
+    assert cost_of_a_draft(replace(figures, losses=Losses(0.0)), 3) == 0.0
+    assert cost_of_a_draft(replace(figures, losses=Losses()), 3) == COST_OF_A_DRAFT, "the selection estimates none"
     assert cost_of_a_draft(SelectionFigures(), 3) == COST_OF_A_DRAFT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,14 @@ NAMES = ("one", "two", "three")
 
 
 @pytest.fixture
-def pooled(tmp_path: Path) -> Iterator[Running]:
-    """A server with the drafts one and two, and a folder that has three too."""
+def pooled(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
+    """A server with the drafts one and two, and a folder that has three too. Its parameter is the selection."""
     target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
     drafts = {name: initialise_draft(DraftConfig(layers=layers), target) for layers, name in enumerate(NAMES, 1)}
     for name, draft in drafts.items():
         save_draft(draft, tmp_path / name, target)
     loaded = {name: drafts[name] for name in NAMES[:2]}
-    engine = Engine(target, loaded, EngineSettings(**SMALL, selection="random"))
+    engine = Engine(target, loaded, EngineSettings(**SMALL, selection=getattr(request, "param", "random")))
     catalogue = PoolCatalogue(engine, {name: tmp_path / name for name in loaded}, str(tmp_path))
     running = start(engine, {"admin": KeyRing([("admin", ADMIN_KEY)]), "catalogue": catalogue}, {})
     yield running
@@ -111,30 +112,79 @@ def value(text: str, metric: str, draft: str) -> float:
     return float(line.split()[-1])
 
 
-def test_acceptance_health_and_the_cost_of_trials_are_there_for_the_page(pooled: Running) -> None:
+def serve_some(running: Running) -> None:
     for number in range(12):
-        assert pooled.complete(prompt=f"abc {number}", max_tokens=12).status_code == 200
-    pooled.wait_until_idle()
+        assert running.complete(prompt=f"abc {number}", max_tokens=12).status_code == 200
+    running.wait_until_idle()
+
+
+def test_acceptance_and_health_are_there_for_the_page(pooled: Running) -> None:
+    serve_some(pooled)
     rates, own = pooled.state.telemetry.rates(), pooled.state.metrics.selection
     assert set(rates) == {"one", "two"}
     assert all(rate is not None and 0 <= rate <= 1 for rate in rates.values())
-    own.figures.explored, own.figures.lost = 12, 3.0
-    tokens = sum(own.figures.tokens.values())
-    assert own.trials() == {"explored": 12 / tokens, "lost": 3 / tokens}
     assert {each["draft"]: each["healthy"] for each in own.table()} == {"one": True, "two": True}
 
 
-def test_the_page_shows_what_each_draft_brings_and_what_trials_cost(page: Any, pooled: Running) -> None:
-    for number in range(12):
-        assert pooled.complete(prompt=f"abc {number}", max_tokens=12).status_code == 200
-    pooled.wait_until_idle()
-    rates, own = pooled.state.telemetry.rates(), pooled.state.metrics.selection
-    own.figures.lost = 3.0
+def sums(running: Running) -> dict[str, float]:
+    """The metrics of what trials wrote and choices cost, as far as they are there."""
+    pattern = re.compile(r"^distillspec:selection_(\w+)_tokens_total\{.*\} (\S+)$", re.MULTILINE)
+    return {name: float(own) for name, own in pattern.findall(running.state.metrics.text().decode())}
+
+
+@pytest.mark.parametrize("pooled", ["lbss", "epsilon_greedy"], indirect=True)
+def test_real_trials_are_counted_with_what_they_cost(pooled: Running) -> None:
+    serve_some(pooled)
+    own, found = pooled.state.metrics.selection, sums(pooled)
+    assert set(found) == {"explored", "lost", "regret"}
+    assert 0 < found["explored"] <= sum(own.figures.tokens.values())
+    assert 0 < found["lost"] <= found["regret"], "no two drafts are just as fast"
+    trials = own.trials()
+    assert trials is not None
     tokens = sum(own.figures.tokens.values())
+    assert trials == {
+        "explored": found["explored"] / tokens,
+        "lost": found["lost"] / (tokens + found["lost"]),
+        "regret": found["regret"] / (tokens + found["regret"]),
+    }
+
+
+@pytest.mark.parametrize(("pooled", "there"), [("random", set()), ("goodput", {"lost"})], indirect=["pooled"])
+def test_what_is_not_estimated_is_absent(pooled: Running, there: set[str]) -> None:
+    serve_some(pooled)
+    assert set(sums(pooled)) == {"explored"} | there
+    trials = pooled.state.metrics.selection.trials()
+    assert trials is not None
+    assert {name for name, share in trials.items() if share is not None} == {"explored"} | there
+
+
+def test_the_page_shows_what_each_draft_brings_and_that_costs_are_not_estimated(page: Any, pooled: Running) -> None:
+    serve_some(pooled)
+    rates = pooled.state.telemetry.rates()
     page.goto(pooled.url)
     shows(page, "#drafts", "acceptance")
     for name, rate in rates.items():
         assert rate is not None
-        shows(page, "#drafts", f"{100 * rate + 1e-9:.1f} %")  # a browser rounds halves up
+        shows(page, "#drafts", shown(rate))
         shows(page, "#drafts", name)
-    shows(page, "#draft-steps", f"estimated to have cost {300 / tokens + 1e-9:.1f} %")
+    shows(page, "#draft-steps", "trials wrote 0.0 % of the tokens")
+    shows(page, "#draft-steps", "cost of trials: not estimated; regret of all choices: not estimated")
+
+
+@pytest.mark.parametrize("pooled", ["lbss"], indirect=True)
+def test_the_page_shows_what_real_trials_cost(page: Any, pooled: Running) -> None:
+    serve_some(pooled)
+    trials = pooled.state.metrics.selection.trials()
+    assert trials is not None
+    explored, lost, regret = (trials[name] for name in ("explored", "lost", "regret"))
+    assert explored
+    assert lost
+    assert regret
+    page.goto(pooled.url)
+    shows(page, "#draft-steps", f"trials wrote {shown(explored)} of the tokens")
+    costs = f"cost of trials: {shown(lost)} of tokens/s; regret of all choices: {shown(regret)} of tokens/s"
+    shows(page, "#draft-steps", costs)
+
+
+def shown(share: float) -> str:
+    return f"{100 * share + 1e-9:.1f} %"  # a browser rounds halves up
