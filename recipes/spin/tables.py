@@ -77,7 +77,7 @@ def _trials(found: Mapping[str, Any]) -> str:
         f"Trials over {found['requests']:,} requests: {found['explored']:.2%} of the tokens were written while the "
         f"draft was on trial. That cost {found['lost']:.2%} of them by the selection's own estimate. Measured, it "
         f"wrote {over[LEARNT]} times as many tokens/s as the same selection that has learnt from these requests "
-        f"already, and {over[best]} times as many as {best} for all."
+        f"already and tries nothing, and {over[best]} times as many as {best} for all."
     )
 
 

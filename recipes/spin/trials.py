@@ -8,21 +8,21 @@ from typing import Any
 
 from distillspec.recipes.rates import interval
 from distillspec.recipes.spin.runs import rate, simulation
-from distillspec.serving.selection.base import Selection
+from distillspec.serving.selection.goodput import GoodputSelection
 from distillspec.serving.selection.losses import share_lost
 from distillspec.serving.selection.selecting import SelectingController, selecting
 from distillspec.serving.simulation import Hardware, SimulatedRequest, Simulation, SimulationResult
 
-LEARNT = "learnt"  # the selection that has learnt from these requests already
+LEARNT = "learnt"  # the selection that has learnt from these requests already, and tries nothing any more
 PIECES, A_ROW = 10, 4  # of the stream, whose ratios have an interval; answers of a row that a piece has at least
 
 
 def cost_of_trials(machine: Hardware, asked: Sequence[SimulatedRequest], policy: str, best: str) -> dict[str, Any]:
     """Return shares of the tokens that trials wrote and cost, and tokens a second beside selections that know.
 
-    These are the same selection once more, which has learnt from these requests, and the best single draft from the
-    start. The first knows when to give which draft, so what it writes more is the cost of finding that out. An oracle
-    of each request's best draft alone in a step is no bound where several rows share a step.
+    These are the same selection once more, which has learnt from these requests and tries nothing any more, and the
+    best single draft from the start. What the first writes more is the cost of finding out. An oracle of each request's
+    best draft alone in a step is no bound where several rows share a step.
 
     Args:
         asked: requests that keep all rows busy.
@@ -30,20 +30,19 @@ def cost_of_trials(machine: Hardware, asked: Sequence[SimulatedRequest], policy:
     """
     first = simulation(machine, asked, policy, "goodput")
     result, own = first.run(), _selecting(first)
-    tokens, lost = sum(request.output_tokens for request in asked), own.figures.losses.trials
-    assert lost is not None, "goodput estimates it"
     pieces = max(1, min(PIECES, len(asked) // (A_ROW * machine.slots)))
+    assert isinstance(own.selection, GoodputSelection), "it was asked for"
     knowing = {
-        LEARNT: _with_learnt(machine, asked, policy, own.selection).run(),
-        best: simulation(machine, asked, policy, best).run(),
+        LEARNT: _with_learnt(machine, asked, policy, own.selection),
+        best: simulation(machine, asked, policy, best),
     }
+    over = {name: {**_compared(result, other.run(), pieces), **_tried(other)} for name, other in knowing.items()}
     return {
         "requests": len(asked),
-        "explored": own.figures.explored / tokens,
-        "lost": share_lost(lost, tokens),
+        **_tried(first),
         "tokens_per_s": rate(result),
         "best_draft": best,
-        "over": {name: _compared(result, other, pieces) for name, other in knowing.items()},
+        "over": over,
     }
 
 
@@ -71,8 +70,18 @@ def _compared(result: SimulationResult, other: SimulationResult, pieces: int) ->
     }
 
 
-def _with_learnt(machine: Hardware, asked: Sequence[SimulatedRequest], policy: str, selection: Selection) -> Simulation:
-    """Return a simulation whose lengths are learnt anew, and whose selection goes on."""
+def _tried(run: Simulation) -> dict[str, float | None]:
+    """Return the share of a run's tokens that trials wrote, and that of tokens a second that they cost, if estimated."""
+    figures, tokens = _selecting(run).figures, sum(request.output_tokens for request in run.requests)
+    lost = figures.losses.trials
+    return {"explored": figures.explored / tokens, "lost": None if lost is None else share_lost(lost, tokens)}
+
+
+def _with_learnt(
+    machine: Hardware, asked: Sequence[SimulatedRequest], policy: str, selection: GoodputSelection
+) -> Simulation:
+    """Return a simulation whose lengths are learnt anew, and whose selection goes on without trials."""
+    selection.tries = False
     again = [replace(request, id=f"again-{request.id}") for request in asked]
     found = simulation(machine, again, policy, "goodput")
     _selecting(found).selection = selection

@@ -57,15 +57,16 @@ class GoodputSelection(SelectionState):
 
     Args:
         fast_switching: the new draft reads the text in spare room of steps, and the old one drafts until it has.
+        tries: False: new requests get what is expected to be best, and nothing is tried. To compare with.
 
     Attributes:
         draws: new answers whose draft was drawn, since the start.
         reviews: of the drafts of all rows.
     """
 
-    def __init__(self, parts: SelectionParts, fast_switching: bool = True) -> None:
+    def __init__(self, parts: SelectionParts, fast_switching: bool = True, tries: bool = True) -> None:
         super().__init__(parts.free)
-        self.parts, self.fast_switching = parts, fast_switching
+        self.parts, self.fast_switching, self.tries = parts, fast_switching, tries
         self._acceptance = DraftsAcceptance(parts.expected, parts.most)
         self._share, self.losses = FreeShare(parts.free), Losses(0.0)
         self._blocks = set[str]()  # drafts that draft all tokens in one pass
@@ -165,6 +166,7 @@ class GoodputSelection(SelectionState):
         found = [self._acceptance.log_odds(name, known) for name in names]
         mean = [sigmoid(log_odds) for log_odds, _ in found]
         drawn = [sigmoid(log_odds + draws.gauss(0, 1) * deviation) for log_odds, deviation in found]
+        drawn = drawn if self.tries else mean
         others = [other for other in rows if other is not row and other.sequence_id in self._answers]
         beside = [self._prospect_of(other, names) for other in others]
         own = numpy.append(self._places(others, names), NONE)

@@ -15,7 +15,8 @@ from distillspec.serving import Engine, EngineSettings, SamplingParams
 from distillspec.serving.base.fixed import FixedLength
 
 TOKENS = 5
-ASKED = [Asked(domain, ids, seed) for seed, (domain, ids) in enumerate([("a", (4, 5, 6)), ("b", (7, 8)), ("a", (9,))])]
+DOMAINS = "abaaba"
+ASKED = [Asked(domain, (4 + seed, 5, 6), seed) for seed, domain in enumerate(DOMAINS)]
 
 
 @pytest.fixture(params=[1, 2])
@@ -37,10 +38,10 @@ def written(engine: Engine, idle: Idle) -> Answers:
 def test_tokens_and_seconds_are_those_of_the_domains(engine: Engine) -> None:
     found = written(engine, idle := Idle())
     assert found.tokens == len(ASKED) * TOKENS
-    assert {domain: tokens for domain, (tokens, _) in found.rows.items()} == {"a": 2 * TOKENS, "b": TOKENS}
+    assert {domain: tokens for domain, (tokens, _) in found.rows.items()} == {"a": 4 * TOKENS, "b": 2 * TOKENS}
     row_seconds = sum(seconds for _, seconds in found.rows.values())
-    assert 0 < row_seconds <= engine.slots * found.seconds
+    assert 0 < row_seconds <= engine.slots * found.seconds, "waiting for a slot does not count"
     assert (row_seconds > found.seconds) == (engine.slots == 2), "rows that are written together share the time"
     assert found.rate == found.tokens / found.seconds
-    assert found.by_domain["b"] == TOKENS / found.rows["b"][1]
+    assert found.by_domain["b"] == 2 * TOKENS / found.rows["b"][1]
     assert idle.tokens > 0

@@ -46,6 +46,18 @@ def test_a_cheaper_draft_wins_over_one_that_is_accepted_a_little_more_often() ->
     assert world.share("a", "x", 30) > 0.85
 
 
+def test_without_trials_no_request_gets_a_draft_that_is_expected_to_be_worse() -> None:
+    alike = {"a": {"x": 0.5}, "b": {"x": 0.48}}
+    careful, curious = (World(GoodputSelection(parts(), tries=tries), alike) for tries in (False, True))
+    trials = {careful: 0, curious: 0}
+    for world in trials:
+        for _ in range(20):
+            world.serve("x", 8)  # it ends before its draft is reviewed
+            trials[world] += bool(world.selection.on_trial)
+    assert trials[careful] == 0
+    assert trials[curious] > 0
+
+
 def test_trials_cost_little_once_much_is_known() -> None:
     """3 % of the tokens a second of the best draft, over many requests."""
     world, best = (
