@@ -28,6 +28,7 @@ from distillspec.training.interrupts import listen_for_stop
 def run(config: AdaptCommand, folder: Path) -> None:
     """Train until a signal or `max_updates`, or with `once` for one update. Candidates go to the registry."""
     settings = OnlineSettings.of(config)
+    settings.layout.check_usable()
     ReplayLog(settings.layout.replay).close()  # no log, no run
     offline_folder(settings.adapt)
     open_run(folder, config)

@@ -13,7 +13,9 @@ from distillspec.serving.online.state.layout import Layout
 
 def run(config: ReplayCommand, folder: Path) -> None:
     """Carry out `action=` on the log in `online.folder`."""
-    replay = ReplayLog(Layout(Path(config.online.folder)).replay)
+    layout = Layout(Path(config.online.folder))
+    layout.check_usable()
+    replay = ReplayLog(layout.replay)
     open_run(folder, config)
     actions = {"inspect": _inspect, "export": _export, "delete": _delete, "exclude": _exclude, "include": _exclude}
     close_run(folder, "replay", actions[config.action](config, replay, folder))

@@ -18,6 +18,7 @@ from distillspec.serving.online.state.version import Version
 def run(config: VersionsCommand, folder: Path) -> None:
     """Carry out `action=` on the versions in `online.folder`. A running server follows by itself."""
     layout = Layout(Path(config.online.folder))
+    layout.check_usable()
     versions = layout.versions
     if not layout.registry.is_file():
         raise ConfigError(f"there are no versions in {versions}; a server with online=on makes them")

@@ -120,11 +120,11 @@ def check_bootstrap(settings: OnlineSettings, given: str | Path | None) -> None:
     """Check what needs no target. Makes nothing.
 
     Raises:
-        ConfigError: no first draft, a folder that cannot be written, or `adapt.offline` is no data folder.
+        ConfigError: no first draft, a folder that cannot be used, or `adapt.offline` is no data folder.
     """
+    settings.layout.check_usable()
     if given is None and not settings.layout.registry.is_file():
         raise _no_draft(settings)
-    settings.layout.check_writable()
     offline_folder(settings.adapt)
 
 

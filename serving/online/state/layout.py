@@ -111,13 +111,21 @@ class Layout:
     def _own(self) -> Path:
         return self.trainer / "drafts" / self.member if self.member else self.trainer
 
-    def check_writable(self) -> None:
-        """Raise `ConfigError` if the folder cannot be made or written. Makes nothing."""
-        there = next(path for path in (self.root, *self.root.absolute().parents) if path.exists())
-        if not there.is_dir():
-            raise ConfigError(f"online.folder={self.root} cannot be made: {there} is a file")
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise ConfigError(f"online.folder={self.root} cannot be written: no permission in {there}")
+    def check_usable(self) -> None:
+        """Raise `ConfigError` if the folder cannot be made, or what it holds not be read and written. Makes nothing."""
+        folders, files = (self.replay, self.versions, self.trainer, self.answers), (self.manifest, self.registry)
+        try:
+            there = next(path for path in (self.root, *self.root.absolute().parents) if path.exists())
+            parts = [path for path in (there, *folders, *files) if path.exists()]
+        except PermissionError as error:
+            raise ConfigError(
+                f"online.folder={self.root} cannot be read: no permission for {error.filename}"
+            ) from error
+        for path in parts:
+            if path not in files and not path.is_dir():
+                raise ConfigError(f"online.folder={self.root} cannot be used: {path} is a file")
+            if not os.access(path, os.R_OK | os.W_OK | (os.X_OK if path.is_dir() else 0)):
+                raise ConfigError(f"online.folder={self.root} cannot be used: no permission to read and write {path}")
 
     def make_versions(self) -> None:
         """Make the folder of the versions. Raise `ConfigError` if it cannot be made."""
