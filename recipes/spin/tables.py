@@ -75,7 +75,7 @@ def _trials(found: Mapping[str, Any]) -> str:
     best = found["best_draft"]
     return (
         f"Trials over {found['requests']:,} requests: {found['explored']:.2%} of the tokens were written while the "
-        f"draft was on trial. That cost {found['lost']:.2%} of them by the selection's own estimate. Measured, it "
+        f"draft was on trial. That cost {found['lost']:.2%} of tokens/s by the selection's own estimate. Measured, it "
         f"wrote {over[LEARNT]} times as many tokens/s as the same selection that has learnt from these requests "
         f"already and tries nothing, and {over[best]} times as many as {best} for all."
     )

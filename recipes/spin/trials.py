@@ -71,7 +71,7 @@ def _compared(result: SimulationResult, other: SimulationResult, pieces: int) ->
 
 
 def _tried(run: Simulation) -> dict[str, float | None]:
-    """Return the share of a run's tokens that trials wrote, and that of tokens a second that they cost, if estimated."""
+    """Return the share of the tokens that trials wrote, and of tokens a second that they cost, None: not estimated."""
     figures, tokens = _selecting(run).figures, sum(request.output_tokens for request in run.requests)
     lost = figures.losses.trials
     return {"explored": figures.explored / tokens, "lost": None if lost is None else share_lost(lost, tokens)}
