@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class Live:
     def _batch(self, batch: int) -> dict[str, Any]:
         with ExitStack() as opened:
             sides = all_sides(Engines(self.target, batch, opened), self.drafts, self.selections)
-            asked = self._asked(sides[NONE].engine, batch)
+            asked = self._asked(sides[NONE].engine)
             mixed = run_rounds(f"batch {batch}", sides, self._mixed(asked), self._params)
             found = {**mixed.figures(), "chose": {name: choices(sides[name].controller) for name in OURS}}
             if batch > 1 and self.alone:
@@ -93,7 +94,7 @@ class Live:
         first, count = self.rounds * self.each, max(self.each, batch)
         found = {}
         for domain, own in asked.items():
-            rounds = [own[place : place + count] for place in range(first, len(own), count)]
+            rounds = [own[place : place + count] for place in range(first, first + self.alone * count, count)]
             found[domain] = run_rounds(f"batch {batch}, {domain} alone", compared, rounds, self._params).whole
         return found
 
@@ -106,25 +107,25 @@ class Live:
         best = best_on_odd(rates, draft_names(self.drafts))
         with ExitStack() as opened:
             sides = part_sides(Engines(self.target, batch, opened), self.drafts, best)
-            rounds = self._mixed(self._asked(sides[BASE].engine, batch))
+            rounds = self._mixed(self._asked(sides[BASE].engine))
             found = run_rounds(f"batch {batch}, SPIN's parts", sides, rounds, self._params)
         return {"batch": batch, "best_draft": best, **found.figures()}
 
     def _regret(self, batch: int) -> dict[str, Any]:
         with ExitStack() as opened:
             engine = Engines(self.target, batch, opened).open(self.drafts, proposer="draft_model")
-            prompts = self._prompts(engine, self.recorded).values()
-            asked = [one for alike in zip(*prompts, strict=True) for one in alike]
+            prompts = zip(*self._asked(engine).values(), strict=True)
+            asked = [one for alike in islice(prompts, self.recorded) for one in alike]  # of all domains in turn
             return recorded_regret(engine, asked, self.tokens, self.regret)
 
-    def _asked(self, engine: Engine, batch: int) -> dict[str, list[Asked]]:
-        """Return the prompts of a batch by domain: those of the mixed rounds, then those of one domain alone."""
-        alone = self.alone * max(self.each, batch) if batch > 1 else 0
-        return self._prompts(engine, self.rounds * self.each + alone)
+    def _asked(self, engine: Engine) -> dict[str, list[Asked]]:
+        """Return prompts of each file that no draft was trained on, by domain: for mixed rounds, then for others.
 
-    def _prompts(self, engine: Engine, count: int) -> dict[str, list[Asked]]:
-        """Return the first prompts of each file that no draft was trained on, by domain."""
-        drafts = list(engine.drafts.values())
+        They are as many as any batch needs, so that a file with too few is refused before anything is answered.
+        """
+        drafts, most = list(engine.drafts.values()), max(self.batches)
+        alone = self.alone * max(self.each, most) if most > 1 else 0
+        count = max(self.rounds * self.each + alone, self.recorded)
         prompts = {file.stem: unseen_prompts(file, engine.target, drafts, count, LONGEST) for file in self.files}
         return {
             domain: [Asked(domain, ids, place * len(prompts) + number) for place, ids in enumerate(own)]
