@@ -176,11 +176,7 @@ class SlotCache:
         self.copy(source, destination, length)
 
     def gather(self, moves: Tensor) -> None:
-        """Copy tokens to other places of their slots: the accepted paths of trees.
-
-        Args:
-            moves: `[3, n]` int64, see `PlaceMoves`.
-        """
+        """Copy tokens to other places of their slots: accepted paths. `moves [3, n]` int64, see `PlaceMoves`."""
         self._move(list(self.tensors()), moves)
 
     def drop(self, slot: int, start: int = 0) -> None:
