@@ -5,12 +5,14 @@
 The draft that writes more alone is the one that changes. It begins spoilt, by noise in its weights. After `--before`
 requests the sound one is swapped in, with no word of how good it is, and requests are counted until it is used. After
 as many more it proposes wrong tokens, and the engine is not told: requests are counted until it drafts no more. That is
-done `--times` times, one request at a time. A change counts as followed where five answers in a row follow it. Answers
-in which nothing is drafted do not tell whether a sound draft is used.
+done `--times` times, one request at a time. A change is followed where five answers in a row follow it. Answers in
+which nothing is drafted do not tell whether a sound draft is used. If five answers in a row of the last twenty before a
+change looked as if it had been followed, its requests do not count: a draft that was not used cannot be left.
 
 Then `--batch` answers to texts of `--context` tokens get another draft every 16 steps (`lbss`, which only explores),
-with reading ahead of switches and without, by turns: seconds of steps with a switch over those of a usual step, and the
-memory of what drafts have read. Writes `results/pool_changes.json`. The exit code is 1 if a goal is missed.
+with reading ahead of switches and without, by turns: seconds of steps with a switch, and of those that read ahead, over
+those of a usual step of either side, in which no draft does either; and the memory of what drafts have read. Writes
+`results/pool_changes.json`. The exit code is 1 if a goal is missed, or no change counts.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import count, cycle
 from typing import Any
 
@@ -43,7 +45,7 @@ from distillspec.serving.selection.selecting import SelectingController
 
 GOALS = {"swap_requests": 200, "collapse_requests": 30, "switch_p99": 1.2}
 NUMBERS = count()  # of requests
-IN_A_ROW = 5  # answers
+IN_A_ROW, RECENT = 5, 20  # answers that follow a change, and those before it that must not look so
 LENGTHS = "fixed-3"  # of steps with switches: every row drafts
 EXPLORING = {"chunks": 10**6, "chunk": 16}
 
@@ -110,6 +112,27 @@ def requests_until(holds: Callable[[], bool | None], most: int) -> int | None:
     return None
 
 
+def counted(
+    drafting: Callable[[], str | None],
+    follows: Callable[[str | None], bool | None],
+    make: Callable[[], object],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """Make a change between requests. Return how many come before it is followed, and whether they count.
+
+    Args:
+        drafting: serves a request, and tells the draft that drafted for it.
+        follows: True for one that follows the change. None: it tells nothing.
+        make: makes it.
+    """
+    before = [drafting() for _ in range(options.before)]
+    recent = [follows(by) for by in before[-RECENT:]]
+    looked_so = requests_until(iter(recent).__next__, len(recent) - IN_A_ROW) is not None
+    make()
+    requests = requests_until(lambda: follows(drafting()), options.give_up)
+    return {"before": Counter(map(str, before)), "requests": requests, "counts": not looked_so}
+
+
 def follow(engine: Engine, name: str, sound: LanguageModel, bad: LanguageModel, texts: Texts, options: Any) -> Any:
     """Return the requests until a swap to the sound draft is used, and until it is left after a collapse."""
     engine.use_draft(bad, name=name)
@@ -118,13 +141,14 @@ def follow(engine: Engine, name: str, sound: LanguageModel, bad: LanguageModel, 
     def drafting() -> str | None:
         return served_by(engine, next(texts), options.tokens)
 
-    before = Counter(str(drafting()) for _ in range(options.before))
-    engine.use_draft(sound, name=name)
-    swap = requests_until(lambda: None if (by := drafting()) is None else by == name, options.give_up)
-    between = Counter(str(drafting()) for _ in range(options.before))
-    collapse(engine, name)
-    left = requests_until(lambda: drafting() != name, options.give_up)
-    return {"before": before, "swap_requests": swap, "between": between, "collapse_requests": left}
+    used = counted(
+        drafting,
+        lambda by: None if by is None else by == name,
+        lambda: engine.use_draft(sound, name=name),
+        options,
+    )
+    left = counted(drafting, lambda by: by != name, lambda: collapse(engine, name), options)
+    return {"swap": used, "collapse": left}
 
 
 def switch(engine: Engine, texts: Texts, options: argparse.Namespace) -> dict[str, Any]:
@@ -142,7 +166,10 @@ def switch(engine: Engine, texts: Texts, options: argparse.Namespace) -> dict[st
             while engine.has_work:
                 engine.step()
                 most[name] = max(most[name], _read_bytes(engine))
-    return {name: {**_over_usual(chooses), "read_bytes": most[name]} for name, chooses in sides.items()}
+    usual_s = [seconds for chooses in sides.values() for seconds in chooses.figures.usual_s]
+    over = {name: {**_over_usual(chooses, usual_s), "read_bytes": most[name]} for name, chooses in sides.items()}
+    typical_ms = 1e3 * float(numpy.median(usual_s)) if usual_s else None
+    return {**over, "usual": {"ms": typical_ms, **_over(usual_s, usual_s)}}
 
 
 def _long(texts: Texts, tokens: int) -> list[int]:
@@ -162,13 +189,16 @@ def _read_bytes(engine: Engine) -> int:
     return found
 
 
-def _over_usual(chooses: SelectingController) -> dict[str, Any]:
-    switches, usual = list(chooses.figures.switch_s), list(chooses.figures.usual_s)
-    if not switches or not usual:
-        return {"steps": len(switches), "usual_ms": None, "p50": None, "p99": None}
-    typical = float(numpy.median(usual))
-    p50, p99 = numpy.quantile(switches, (0.5, 0.99)) / typical
-    return {"steps": len(switches), "usual_ms": 1e3 * typical, "p50": float(p50), "p99": float(p99)}
+def _over_usual(chooses: SelectingController, usual_s: Sequence[float]) -> dict[str, Any]:
+    """Return steps with a switch, and those that read ahead, over the median of the usual ones of both sides."""
+    return {**_over(chooses.figures.switch_s, usual_s), "reading": _over(chooses.figures.reading_s, usual_s)}
+
+
+def _over(steps_s: Collection[float], usual_s: Sequence[float]) -> dict[str, Any]:
+    if not steps_s or not usual_s:
+        return {"steps": len(steps_s), "p50": None, "p99": None}
+    p50, p99 = numpy.quantile(list(steps_s), (0.5, 0.99)) / numpy.median(usual_s)
+    return {"steps": len(steps_s), "p50": float(p50), "p99": float(p99)}
 
 
 def main() -> int:
@@ -194,11 +224,17 @@ def main() -> int:
         print(times[-1], flush=True)
     engine.use_draft(load_draft(path, target), name=best)
     switches = switch(engine, texts, options)
-    found: dict[str, Any] = {name: [own[name] for own in times] for name in ("swap_requests", "collapse_requests")}
+    found: dict[str, Any] = {
+        f"{change}_requests": [own[change]["requests"] for own in times if own[change]["counts"]]
+        for change in ("swap", "collapse")
+    }
     found["switch_p99"] = [switches["fast"]["p99"]]
-    met = {name: all(own is not None and own <= goal for own in found[name]) for name, goal in GOALS.items()}
+    met = {
+        name: bool(found[name]) and all(own is not None and own <= goal for own in found[name])
+        for name, goal in GOALS.items()
+    }
     setting = {name: getattr(options, name) for name in ("before", "batch", "context", "tokens", "rounds")}
-    result = {**setting, "alone": rates, "changes": best, "times": times, "switches": switches}
+    result = {**setting, "alone": rates, "changes": best, "times": times, "switches": switches, **found}
     write_result("pool_changes", {**result, "goals": GOALS, "met": met, "others_cores": others.cores()})
     return 0 if all(met.values()) else 1
 

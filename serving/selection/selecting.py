@@ -32,7 +32,8 @@ class SelectionFigures:
     row_seconds: dict[str, float] = field(default_factory=dict)  # of steps, each shared by its rows, while it drafted
     switches: Counter[str] = field(default_factory=Counter)  # rows that came to it from another draft
     switch_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # of the last steps with a switch
-    usual_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # of those without, and no prompts
+    reading_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # of those that read ahead of one
+    usual_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # of others, without prompts too
     explored: int = 0  # tokens written by rows whose draft was on trial
     losses: Losses = field(default_factory=Losses)  # the selection's own
 
@@ -133,7 +134,8 @@ class SelectingController(WrappedController):
             figures.explored += row.emitted if row.sequence_id in on_trial else 0
             self._drafts[row.sequence_id] = source
         if rows and not result.prefill_tokens:
-            (figures.switch_s if switched else figures.usual_s).append(result.total_s)
+            others = figures.reading_s if result.plan.readings else figures.usual_s
+            (figures.switch_s if switched else others).append(result.total_s)
         for source, seconds in result.drafted_s.items():
             figures.seconds[source] = figures.seconds.get(source, 0.0) + seconds
         if (alive := self._present.now_and_then(result)) is not None:

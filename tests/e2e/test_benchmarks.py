@@ -414,13 +414,37 @@ def test_the_benchmark_of_changes_in_a_pool_counts_requests_and_switches(
     assert end.value.code == (0 if all(found["met"].values()) else 1)
     assert set(found["goals"]) == set(found["met"])
     (once,) = found["times"]
-    for name in ("swap_requests", "collapse_requests"):
-        assert once[name] is None or 0 <= once[name] <= 3
-    assert sum(once["before"].values()) == sum(once["between"].values()) == 2
+    for name in ("swap", "collapse"):
+        assert once[name]["requests"] is None or 0 <= once[name]["requests"] <= 3
+        assert once[name]["counts"], "two requests before it are too few to look as if it had been followed"
+        assert sum(once[name]["before"].values()) == 2
+        assert found[f"{name}_requests"] == [once[name]["requests"]]
     for side in ("fast", "at once"):
         assert found["switches"][side]["steps"] > 0
         assert found["switches"][side]["p99"] >= found["switches"][side]["p50"] > 0
         assert found["switches"][side]["read_bytes"] > 0
+    reading = {side: found["switches"][side]["reading"]["steps"] for side in ("fast", "at once")}
+    assert reading["fast"] > 0 == reading["at once"]
+    assert found["switches"]["usual"]["p50"] == 1.0 <= found["switches"]["usual"]["p99"]
+
+
+def test_requests_count_only_where_a_change_did_not_look_followed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    changes = importlib.import_module("pool_changes")
+    options = argparse.Namespace(before=30, give_up=10)
+
+    def collapse_of_a(*served: str | None) -> dict[str, Any]:
+        made = list[str]()
+        answers = iter(served)
+        found = changes.counted(lambda: next(answers), lambda by: by != "a", lambda: made.append("it"), options)
+        assert made == ["it"]
+        return dict(found)
+
+    used, other = ["a", "b"] * 15, ["a"] * 15 + ["b"] * 15
+    left = collapse_of_a(*used, "a", "b", "b", "a", "b", None, "b", None, "b")
+    assert left == {"before": {"a": 15, "b": 15}, "requests": 4, "counts": True}
+    assert collapse_of_a(*other, *"bbbbb") == {"before": {"a": 15, "b": 15}, "requests": 0, "counts": False}
+    assert collapse_of_a(*used, *"a" * 15)["requests"] is None
 
 
 def test_training_of_eagle_is_timed_from_each_source_and_its_memory_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ class SelectionMetrics(Collector):
             yield family
         yield from self._collected_costs()
         yield from self._collected_health()
-        about = "Seconds of the last steps in which an answer changed its draft, and of those in which none did"
+        about = "Seconds of the last steps in which an answer changed its draft, in which one read ahead, and of others"
         gauge = GaugeMetricFamily(self._prefix + "selection_step_seconds", about, labels=["model_name", *STEPS_BY])
         for kind, quantiles in self.steps().items():
             for quantile, seconds in quantiles.items():
@@ -77,8 +77,12 @@ class SelectionMetrics(Collector):
         yield from (each, count)
 
     def steps(self) -> dict[str, dict[str, float]]:
-        """Return seconds by kind of step, `switch` or `usual`, and quantile. Kinds without a step are left out."""
-        kinds = {"switch": tuple(self.figures.switch_s), "usual": tuple(self.figures.usual_s)}
+        """Return seconds by kind of step, `switch`, `reading` or `usual`, and quantile, of kinds that have any.
+
+        Steps that read ahead of a switch are no usual ones: they take longer.
+        """
+        own = self.figures
+        kinds = {"switch": tuple(own.switch_s), "reading": tuple(own.reading_s), "usual": tuple(own.usual_s)}
         return {
             kind: dict(zip(QUANTILES, numpy.quantile(found, tuple(map(float, QUANTILES))).tolist(), strict=True))
             for kind, found in kinds.items()

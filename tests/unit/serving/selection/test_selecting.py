@@ -69,6 +69,10 @@ def test_a_draft_reads_ahead_in_parts_and_then_drafts_without_a_pass_of_its_own(
         done = output.finished
     assert done[0].token_ids == plain_answers(target, [LONG], [params])[0]
     reading = [result for result in seen if result.plan.readings]
+    figures = controller.figures
+    assert list(figures.reading_s) == [result.total_s for result in reading]
+    assert len(figures.switch_s) == 1
+    assert len(figures.usual_s) == len(seen) - len(reading) - 1, "and no prompts: they are read before the first step"
     assert 2 <= len(reading) <= 12
     assert all(result.readings_s > 0 for result in reading)
     read = [before - after for before, after in zip(coming.unread, coming.unread[1:], strict=False)]
