@@ -49,7 +49,7 @@ class AdaptationControl:
             waiting_for=_by_draft(drafts, lambda own: own.gatekeeper.waiting_for),
             paused=adaptation.paused,
             collapsed=any(draft.served.collapsed for draft in drafts),
-            suspected=adaptation.pool.suspected,
+            suspected=bool(adaptation.pool.suspects),
             answers=log["answers"],
             tokens=log["tokens"],
             bytes=log["bytes"],

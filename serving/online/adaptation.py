@@ -26,8 +26,6 @@ from distillspec.serving.base.threads import compute_alone
 from distillspec.serving.cost_keeper import CostKeeper
 from distillspec.serving.engine import Engine
 from distillspec.serving.online.bootstrap import first_draft
-from distillspec.serving.online.gate.gatekeeper import Gatekeeper
-from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.online.kept_answers import keep_answers
 from distillspec.serving.online.learning_pool import LearningPool
 from distillspec.serving.online.log.records import LogKey
@@ -105,16 +103,6 @@ class Adaptation:
         self._lines = 0  # of figures, written so far
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
-
-    @property
-    def gatekeeper(self) -> Gatekeeper:
-        """The gate of the only draft, or of the pool's first."""
-        return self.pool.first.gatekeeper
-
-    @property
-    def served(self) -> ServedAcceptance:
-        """Acceptance in service of the only draft, or of the pool's first."""
-        return self.pool.first.served
 
     @property
     def supervisor(self) -> Supervisor | None:

@@ -116,11 +116,6 @@ class LearningPool:
             raise errors[0]
 
     @property
-    def suspected(self) -> bool:
-        """True if a version in service is suspected."""
-        return bool(self.suspects)
-
-    @property
     def suspects(self) -> frozenset[str]:
         """Versions in service that are suspected."""
         found = [draft.gatekeeper.suspicion for draft in self.drafts()]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import Any, Literal
 
 from distillspec.config import GateConfig
 from distillspec.serving.online.judging.confidence import confidence_sequence, hoped_for, spent
-from distillspec.serving.online.judging.evidence import Evidence, Pair
+from distillspec.serving.online.judging.evidence import Evidence
 from distillspec.types import Interval
 
 Decision = Literal["promoted", "inconclusive", "refused"]
 
+DOMAIN, TENANT = attrgetter("domain"), attrgetter("tenant")  # of a pair
 ERROR = 0.05  # probability of any false promotion between two true ones
 ROLLBACK_ERROR = 0.02  # probability that a version as good as its predecessor is ever rolled back, by all suspicions
 
@@ -76,7 +78,7 @@ def decide(
         decision, reason = "inconclusive", f"{shown}: {config.requests} conversations would hardly show a gain"
     else:
         return None
-    domains = evidence.groups(_domain, config.domain_requests)
+    domains = evidence.groups(DOMAIN, config.domain_requests)
     return GateDecision(
         candidate,
         incumbent,
@@ -113,20 +115,12 @@ def _losers(evidence: Evidence, config: GateConfig, error: float) -> str:
     A tenant's name would stay in the registry after its answers were deleted.
     """
     found = []
-    for name in (_domain, _tenant):
+    for name in (DOMAIN, TENANT):
         parts = evidence.groups(name, config.domain_requests)
         if len(parts) < 2:
             continue
         for key, own in parts.items():
             gain = own.gain(error / len(parts))
             if gain.high < 0:
-                found.append(f"{gain.mean:+.1%} on {key if name is _domain else 'a tenant'}")
+                found.append(f"{gain.mean:+.1%} on {key if name is DOMAIN else 'a tenant'}")
     return ", ".join(found)
-
-
-def _domain(pair: Pair) -> str:
-    return pair.domain
-
-
-def _tenant(pair: Pair) -> str:
-    return pair.tenant

@@ -185,7 +185,6 @@ class TrainerState(_Message):
     quarantined: str | None = None  # why it must not be restarted
     stage: str = "starting"
     pid: int = 0
-    last: dict[str, Any] = field(default_factory=dict)
     drift: dict[str, Any] = field(default_factory=dict)
 
     @property

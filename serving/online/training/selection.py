@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeVar
 
 from distillspec.config import AdaptConfig
@@ -18,6 +19,7 @@ from distillspec.types import ModelIdentity, Sample
 
 T = TypeVar("T")
 OLD_ANSWERS = 4096
+TENANT, TOKENS = attrgetter("tenant"), attrgetter("tokens")  # of an entry
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def select(
     if config.mode != "flush":
         shuffled = rng.sample(old, len(old))
         room = min(config.replay_share * whole, sum(entry.tokens for entry in old))
-        chosen = newest_within(shuffled, room, _tenant, _tokens) if room else []
+        chosen = newest_within(shuffled, room, TENANT, TOKENS) if room else []
         samples = _up_to(config.offline_share * whole, offline, lambda sample: len(sample.response_ids), rng)
     weights = _weights([*new, *chosen], config.tenant_share)
     capped = sum(weights[entry.tenant] < 1 for entry in new)
@@ -67,7 +69,7 @@ def old_entries(replay: ReplayLog, up_to: int, config: AdaptConfig, seed: int) -
 
 def newest_that_fit(entries: Sequence[LogEntry], tokens: float) -> list[LogEntry]:
     """Return the newest entries within `tokens`, shared out among tenants."""
-    return newest_within(entries, tokens, _tenant, _tokens)
+    return newest_within(entries, tokens, TENANT, TOKENS)
 
 
 def _weights(entries: Sequence[LogEntry], share: float) -> dict[str, float]:
@@ -75,14 +77,6 @@ def _weights(entries: Sequence[LogEntry], share: float) -> dict[str, float]:
     for entry in entries:
         tokens[entry.tenant] = tokens.get(entry.tenant, 0) + entry.tokens
     return fair_weights(tokens, share)
-
-
-def _tenant(entry: LogEntry) -> str:
-    return entry.tenant
-
-
-def _tokens(entry: LogEntry) -> float:
-    return entry.tokens
 
 
 def _up_to(tokens: float, items: Sequence[T], size: Callable[[T], int], rng: random.Random) -> list[T]:

@@ -253,7 +253,6 @@ class OnlineTrainer:
             loading_cpu_s=state.loading_cpu_s + cpu_s - result.cpu_s,
             seconds=state.seconds + result.seconds,
             working=version.name if version is not None else None,
-            last=result.to_json(),
         )
         self.state.write(self.layout.state)
 

@@ -342,7 +342,7 @@ def test_answers_and_promotions_are_dated_by_one_clock(
         true = time.time
         monkeypatch.setattr(time, "time", lambda: true() + 8 * 3600.0)
         better = adaptation.registry.add(lambda folder: save_draft(initialise_draft(DEEPER, target), folder, target))
-        adaptation.gatekeeper.promote_by_hand(better.name)
+        adaptation.pool.first.gatekeeper.promote_by_hand(better.name)
         Traffic(engine, adaptation).serve(1)
         adaptation.writer.flush()
         (entry,) = adaptation.replay.entries()
