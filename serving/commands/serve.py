@@ -183,7 +183,7 @@ def _drafts_and_control(
     adaptation: Adaptation | None,
 ) -> dict[str, Any]:
     """Return the keyword arguments of `make_app_state` for the catalogue of drafts and online adaptation."""
-    from distillspec.serving.server.bridge.catalogue import PoolCatalogue, open_folder
+    from distillspec.serving.server.bridge.catalogue import FolderCatalogue, PoolCatalogue
 
     if adaptation is not None:
         from distillspec.serving.commands.online_serving import AdaptationControl, RegistryCatalogue
@@ -192,7 +192,7 @@ def _drafts_and_control(
     root = config.server.drafts_folder
     if drafts:
         return {"catalogue": PoolCatalogue(engine, drafts, root)}
-    return {} if root is None else {"catalogue": open_folder(engine, root, draft)}
+    return {} if root is None else {"catalogue": FolderCatalogue(engine, root, draft)}
 
 
 def _summary(state: AppState, aborted: int, seconds: float) -> dict[str, Any]:

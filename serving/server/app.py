@@ -77,7 +77,7 @@ async def _tick(state: AppState) -> None:
         await asyncio.sleep(POINT_S)
         state.telemetry.point()
         if state.bridge.dead is not None:
-            state.metrics.engine_died()
+            state.metrics.up.set(0)
 
 
 async def _poll_online(state: AppState) -> None:

@@ -112,8 +112,7 @@ class AppState:
             return
         try:
             figures = await asyncio.to_thread(self.online.figures)
-            self.metrics.observe_online(figures)
-            self.telemetry.online = figures
+            self.metrics.online.figures = self.telemetry.online = figures
         except Exception:
             log.exception("cannot read the figures of online adaptation")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +42,13 @@ def usage(outputs: Sequence[RequestOutput]) -> Json:
 def speculation(replies: Replies, outputs: Sequence[RequestOutput]) -> Json:
     """Return the speculation counts of all answers together. A position is tried if all before it were accepted."""
     stats = [answer.stats for output in outputs for answer in output.completions]
-    tried: Counter[int] = Counter()
-    accepted: Counter[int] = Counter()
+    tried, accepted = Counter[int](), Counter[int]()
+    sources, accepted_by_source = Counter[str](), Counter[str]()  # with those that have 0
     for own in stats:
         tried.update(dict(enumerate(own.tried_per_position)))
         accepted.update(dict(enumerate(own.accepted_per_position)))
+        sources.update(own.sources)
+        accepted_by_source.update(own.accepted_by_source)
     return {
         "verification": replies.head.verification,
         "proposed": sum(own.proposed for own in stats),
@@ -54,19 +56,10 @@ def speculation(replies: Replies, outputs: Sequence[RequestOutput]) -> Json:
         "tried_per_position": [tried[place] for place in range(len(tried))],
         "accepted_per_position": [accepted[place] for place in range(len(tried))],
         "steps": sum(own.steps for own in stats),
-        "sources": _sums([own.sources for own in stats]),
-        "accepted_by_source": _sums([own.accepted_by_source for own in stats]),
+        "sources": sources,
+        "accepted_by_source": accepted_by_source,
         "draft_versions": list(dict.fromkeys(version for own in stats for version in own.draft_versions)),
     }
-
-
-def _sums(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Return counts added up, those of 0 too."""
-    found: dict[str, int] = {}
-    for own in counts:
-        for name, count in own.items():
-            found[name] = found.get(name, 0) + count
-    return found
 
 
 class CompletionReplies:
@@ -80,14 +73,7 @@ class CompletionReplies:
         self._offsets = [0] * answers
 
     def choice(self, delta: Delta) -> Json:
-        """Return the choice of a finished answer."""
-        return self._choice(delta)
-
-    def delta(self, delta: Delta) -> Json:
-        """Return the choice of one chunk. The deltas of an answer must come in order."""
-        return self._choice(delta)
-
-    def _choice(self, delta: Delta) -> Json:
+        """Return the choice of a finished answer, or of one chunk. The deltas of an answer must come in order."""
         found = self._logprobs(delta) if self.logprobs else None
         ids = {"token_ids": list(delta.token_ids)} if self.codec.tokenizer is None else {}  # the text is empty
         return {
@@ -97,6 +83,8 @@ class CompletionReplies:
             "logprobs": found,
             "finish_reason": delta.finish_reason,
         }
+
+    delta = choice
 
     def _logprobs(self, delta: Delta) -> Json:
         texts, offsets = [], []

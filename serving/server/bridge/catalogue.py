@@ -58,10 +58,14 @@ class NotOffered(Exception):
 
 
 class FolderCatalogue:
-    """The draft folders directly inside `root`. Keeps the loaded ones in order, for `rollback`."""
+    """The draft folders directly inside `root`. Keeps the loaded ones in order, for `rollback`.
 
-    def __init__(self, engine: Engine, root: Path, started_with: Path | None) -> None:
-        self.engine, self.root = engine, root.resolve()
+    Raises:
+        ConfigError: `root` is not a folder.
+    """
+
+    def __init__(self, engine: Engine, root: str | Path, started_with: Path | None) -> None:
+        self.engine, self.root = engine, folder_of(root)
         self._history = [] if started_with is None else [started_with.resolve()]
         self._versions: dict[Path, str] = {}
         if started_with is not None and engine.draft is not None:
@@ -174,13 +178,8 @@ def not_there(name: str) -> NotInCatalogue:
     return NotInCatalogue(f"there is no draft {name!r}; see GET /admin/drafts")
 
 
-def folder_of(root: str) -> Path:
+def folder_of(root: str | Path) -> Path:
     """Return the folder of drafts. Raise ConfigError if it is not one."""
     if not Path(root).is_dir():
         raise ConfigError(f"server.drafts_folder={root} is not a folder")
     return Path(root).resolve()
-
-
-def open_folder(engine: Engine, root: str, started_with: Path | None) -> FolderCatalogue:
-    """Return the catalogue of the folder `root`. Raise ConfigError if it is not a folder."""
-    return FolderCatalogue(engine, folder_of(root), started_with)

@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.requests import RequestOutput
 from distillspec.serving.server.bridge.engine_thread import StepReport
-from distillspec.serving.server.bridge.online_figures import OnlineFigures
 from distillspec.serving.server.observability.acceptance_counters import AcceptanceCounters
 from distillspec.serving.server.observability.online_metrics import OnlineMetrics
 from distillspec.serving.server.observability.selection_metrics import SelectionMetrics
@@ -113,10 +112,6 @@ class Metrics:
             if written > 1 and stats.total_s is not None and stats.time_to_first_token_s is not None:
                 self.token_seconds.observe((stats.total_s - stats.time_to_first_token_s) / (written - 1))
 
-    def observe_online(self, figures: OnlineFigures) -> None:
-        """Take the newest figures of online adaptation."""
-        self.online.figures = figures
-
     def observe_refusal(self, code: str) -> None:
         """Count a refused request by its error code."""
         self.refused[code if code in REFUSALS else "other"].inc()
@@ -124,10 +119,6 @@ class Metrics:
     def observe_http(self, route: str, status: int) -> None:
         """Count an HTTP request by route and status."""
         self.http.labels(route=route, status=str(status), **self._label).inc()
-
-    def engine_died(self) -> None:
-        """Note that the engine has stopped for good."""
-        self.up.set(0)
 
     def text(self, *, names: bool = True) -> bytes:
         """Return the exposition that Prometheus scrapes. Without `names`, domains and drafts are added up."""
