@@ -50,17 +50,17 @@ class SelectionMetrics(Collector):
         yield gauge
 
     def _collected_costs(self) -> Iterable[Metric]:
-        """Yield what trials and choices have cost. A figure that the selection does not estimate is absent, not 0."""
+        """Yield what trials and choices have cost. A figure that is not estimated has no sample, and is not 0."""
         losses = self.figures.losses
         for metric, about, value in (
             ("selection_explored_tokens", "Tokens of answers whose draft was on trial", self.figures.explored),
             ("selection_lost_tokens", "Tokens that trials are estimated to have cost", losses.trials),
             ("selection_regret_tokens", "Tokens that choices are estimated to have cost, all together", losses.regret),
         ):
+            family = CounterMetricFamily(self._prefix + metric, about, labels=["model_name"])
             if value is not None:
-                family = CounterMetricFamily(self._prefix + metric, about, labels=["model_name"])
                 family.add_metric([self._model], value)
-                yield family
+            yield family
 
     def _collected_health(self) -> Iterable[Metric]:
         health = None if self.health is None else self.health()

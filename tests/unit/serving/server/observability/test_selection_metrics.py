@@ -8,7 +8,8 @@ from distillspec.serving.server.observability.selection_metrics import Selection
 
 
 def names(metrics: SelectionMetrics) -> set[str]:
-    return {family.name for family in metrics.collect()}
+    """Return the metrics that have a value."""
+    return {family.name for family in metrics.collect() if family.samples}
 
 
 def test_steps_are_told_apart_by_kind() -> None:
