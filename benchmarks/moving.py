@@ -1,4 +1,4 @@
-"""What it takes to bring the accepted nodes of trees into order in the cache, beside a step: of one row and of eight.
+"""Measure the share of a step that moves of accepted nodes in the cache take, with one row and with eight.
 
     python benchmarks/moving.py --prompts math.jsonl --draft RUN/draft
 

@@ -32,6 +32,7 @@ from sides import alternating_seconds, make_engine
 from distillspec.config import TargetConfig
 from distillspec.files import write_json
 from distillspec.models import LanguageModel, load_target
+from distillspec.provenance import usable_cores
 from distillspec.serving import Engine
 from distillspec.serving.execution.row_input import RowInput
 
@@ -44,7 +45,7 @@ def main() -> None:
     if options.worker:
         write_json(Path(options.worker), measure(options))
         return
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     found = {str(count): _in_process(count) for count in sorted({1, min(2, cores), cores})}
     write_result("threads", {"dtype": options.dtype, "cores": cores, "threads": found})
 

@@ -56,7 +56,7 @@ def hardware() -> dict[str, Any]:
     """Return processor model, cores this process may use, memory in bytes, and GPU names."""
     return {
         "cpu": _quietly(_cpu_model),
-        "cores": _quietly(_usable_cores),
+        "cores": _quietly(usable_cores),
         "memory_bytes": _quietly(_memory_bytes),
         "gpus": _quietly(_gpu_names) or [],
         "torch_threads": _quietly(torch.get_num_threads),
@@ -103,7 +103,8 @@ def _cpu_model() -> str | None:
     return platform.processor() or None
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

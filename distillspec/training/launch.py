@@ -21,6 +21,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from distillspec.config import LauncherConfig
 from distillspec.errors import ConfigError, Interrupted, RunError
 from distillspec.files import write_json
+from distillspec.provenance import usable_cores
 from distillspec.training.interrupts import StopRequest, listen_for_stop
 from distillspec.training.outcome import RankOutcome
 from distillspec.training.strategies import Strategy
@@ -210,8 +211,7 @@ def _environment(config: LauncherConfig, device: str, rank: int, port: int) -> d
     }
     if on_cpu:
         own["CUDA_VISIBLE_DEVICES"] = ""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    defaults = {"OMP_NUM_THREADS": str(max(1, cores // config.num_processes))}
+    defaults = {"OMP_NUM_THREADS": str(max(1, usable_cores() // config.num_processes))}
     if sys.platform == "linux":
         defaults["GLOO_SOCKET_IFNAME"] = "lo"  # a host name that does not resolve would stop gloo
     return {**defaults, **os.environ, **own}

@@ -11,10 +11,12 @@ from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.shape import NO_TREE, TreeShape
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.step_costs import StepCosts
+from distillspec.serving.planning.offers import Offer
 
 Speculating = Literal["speculating", "exploring", "hoped", "trial", "within bounds", "bounds out of reach"]
-FEWER = 0.75  # of the rows that plain decoding was decided for, with which it goes on
 Mode = Literal[Speculating, "not worth it", "measuring plain", "nothing to draft for"]
+
+FEWER = 0.75  # of the rows that plain decoding was decided for, with which it goes on
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Decision:
     def plain_for(self, view: BatchView) -> Decision:
         """Return this decision for plain decoding, for a step of which some rows are others."""
         count, costs = len(view.rows), StepCosts(self.latency, len(view.rows), view.prefill_tokens)
-        rows = [row._replace(others=(), likely=None) if row.others or row.likely else row for row in view.rows]
+        rows = [Offer.nothing(row).row for row in view.rows]
         seconds = costs.step_s([(row, NO_TREE) for row in rows], 0)
         return replace(
             self,
