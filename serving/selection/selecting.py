@@ -106,7 +106,8 @@ class SelectingController(WrappedController):
     def _readings(self, view: BatchView) -> tuple[Reading, ...]:
         """Return what drafts read ahead of switches: as much as makes the step a little longer.
 
-        There is no idle time to read in: an engine steps as long as a request is unfinished, and other texts do not go on.
+        Micro-batches read it while the target verifies the one before. There is no other idle time: an engine steps as
+        long as a request is unfinished, and no other text goes on.
         """
         if not (coming := self.selection.coming):
             return ()
