@@ -12,7 +12,7 @@ from distillspec.serving.selection.accepting import sigmoid
 
 FALLEN = 0.05  # P(a token is accepted) of a draft that has collapsed
 USUAL, MOST = 0.2, 0.9  # the least that is expected where a draft can collapse, and the most that is believed of one
-OF_AN_ANSWER = 6.0  # the most that one answer tells: texts differ, and the tokens of one are alike
+OF_AN_ANSWER = 6.0  # the most that one answer tells, for or against: texts differ, and the tokens of one are alike
 SURE, SURER = 15.0, 2  # what three answers tell, and how often this doubles with each collapse before
 JUDGED = 64  # tokens of a draft that has collapsed, by which it is judged again
 
@@ -22,8 +22,8 @@ class Fall:
     """Watches one draft, by the cumulative sum of what answers tell (Page 1954).
 
     An answer tells the logarithm of a ratio: how likely its trials are for a draft that has collapsed, over how likely
-    they are by what was known before the sum began to rise. An answer with accepted tokens brings it back to 0. So a
-    text that is hard for a draft does not look like a collapse, but three in a row do.
+    they are by what was known before the sum began to rise. A sound answer takes back what a bad one told. So a text
+    that is hard for a draft does not look like a collapse, but three more of them than sound ones do.
 
     Attributes:
         has_fallen: until it is accepted again.
@@ -58,9 +58,8 @@ class Fall:
         usual = min(MOST, sigmoid(float((self.text + self.own) @ known)))
         if usual < USUAL:
             return False
-        earlier = _ratio(usual, *before)
-        own = _ratio(usual, before[0] + tried, before[1] + accepted)
-        self._told = max(0.0, self._told + min(OF_AN_ANSWER, own) - min(OF_AN_ANSWER, earlier))
+        further = _told(usual, before[0] + tried, before[1] + accepted) - _told(usual, *before)
+        self._told = max(0.0, self._told + further)
         if self._told < SURE * 2 ** min(self._before, SURER):
             return False
         self.has_fallen, self.usual, self._told = True, usual, 0.0
@@ -77,6 +76,7 @@ class Fall:
             self._tried = self._accepted = 0
 
 
-def _ratio(usual: float, tried: int, accepted: int) -> float:
+def _told(usual: float, tried: int, accepted: int) -> float:
     """Return the logarithm of how much likelier trials are for a draft that has collapsed than for a usual one."""
-    return accepted * log(FALLEN / usual) + (tried - accepted) * log((1 - FALLEN) / (1 - usual))
+    ratio = accepted * log(FALLEN / usual) + (tried - accepted) * log((1 - FALLEN) / (1 - usual))
+    return max(-OF_AN_ANSWER, min(OF_AN_ANSWER, ratio))

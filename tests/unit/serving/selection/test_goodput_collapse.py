@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -18,26 +19,26 @@ from distillspec.serving.selection.selecting import selecting
 from distillspec.serving.simulation import Hardware, SimulatedRequest, Simulation, make_policy, make_workload
 
 SMALL = CostTable.line(1e-8, 1e-4, 2e-3)
-NAMES = ("a", "b", "c")
-COSTS = LatencyModel(CostTable.line(1e-7, 1e-3, 2e-2), SMALL, members=dict.fromkeys(NAMES, SMALL))
+COSTS = LatencyModel(CostTable.line(1e-7, 1e-3, 2e-2), SMALL)
 BEFORE, WITHIN, AFTER = 60, 30, 50  # requests until the collapse, in which it is to be left, and after them
 COLLAPSED = 0.01
 
 
 def load(seed: int, requests: int = BEFORE + WITHIN + AFTER, **alphas: float) -> list[SimulatedRequest]:
-    lengths = {"prompt_tokens": 60.0, "output_tokens": 48.0, "output_spread": 0.3}
+    lengths = {"prompt_tokens": 12.0, "output_tokens": 48.0, "output_spread": 0.3}
     config = WorkloadConfig(requests=requests, **lengths, sibling_alpha=0.05, alphas={"x": alphas})
     return make_workload(config, 1000.0, seed)
 
 
 def collapsing(seed: int, **others: float) -> list[SimulatedRequest]:
     """Return requests of which the first ones find draft a sound."""
-    return [*load(seed, a=0.85, **others)[:BEFORE], *load(seed, a=COLLAPSED, **others)[BEFORE:]]
+    return [*load(seed, a=0.9, **others)[:BEFORE], *load(seed, a=COLLAPSED, **others)[BEFORE:]]
 
 
 def simulated(asked: Sequence[SimulatedRequest], slots: int) -> Simulation:
-    policy = make_policy("goodput", COSTS, asked, selection="goodput")
-    return Simulation(asked, policy, Hardware(COSTS, cache_tokens=100_000, slots=slots, max_len=512))
+    costs = replace(COSTS, members=dict.fromkeys(asked[0].traces, SMALL))
+    policy = make_policy("goodput", costs, asked, selection="goodput")
+    return Simulation(asked, policy, Hardware(costs, cache_tokens=100_000, slots=slots, max_len=512))
 
 
 def tried(run: Simulation) -> list[Counter[str]]:

@@ -96,7 +96,7 @@ def test_another_draft_has_other_trees() -> None:
 def test_siblings_make_up_for_what_a_cheap_draft_misses(trees: KnownTrees | None, best: str) -> None:
     names = ("a", "dear")
     prospects = made(trees)
-    own = prospects.of(wide(names=names), names, [0.3, 0.7])
+    own = prospects.of(wide(names=names), names, [0.25, 0.75])
     batch = prospects.batch([own], names)
     rates = batch.rates(numpy.array([NONE]), 0, batch.rate(numpy.array([NONE])))
     assert names[rates.index(max(rates))] == best
