@@ -20,7 +20,7 @@ from distillspec.serving.selection.batch import NONE, Batch
 from distillspec.serving.selection.dominance import SURE, Dominance, kind_of
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 from distillspec.serving.selection.free_share import FreeShare
-from distillspec.serving.selection.hope import Hope
+from distillspec.serving.selection.hope import LASTING, Hope
 from distillspec.serving.selection.losses import Losses
 from distillspec.serving.selection.prospects import Prospects
 
@@ -48,15 +48,24 @@ class GoodputSelection(SelectionState):
 
     def __init__(self, parts: SelectionParts, fast_switching: bool = True, tries: bool = True) -> None:
         super().__init__(parts.free)
-        self.parts, self.fast_switching, self.tries = parts, fast_switching, tries
+        self.parts, self.fast_switching = parts, fast_switching
         self._acceptance = DraftsAcceptance(parts.expected, parts.most)
         self._share, self.losses = FreeShare(parts.free), Losses(0.0)
-        self._hope = Hope() if tries else Hope(0)
+        self._hope = Hope(LASTING if tries else 0)
         self._prospects = Prospects(parts, self._acceptance, self._share, self._hope)
         self._answers: dict[str, Answer] = {}
         self._reviewed_at, self._reviewed = 0, 0  # the step, and its rows
         self._dominance, self._surprises = Dominance(), 0
         self.draws = self.reviews = 0
+
+    @property
+    def tries(self) -> bool:
+        """True if drafts are tried that are not expected to be the best. May be set."""
+        return self._hope.lasting > 0
+
+    @tries.setter
+    def tries(self, tries: bool) -> None:
+        self._hope.lasting = LASTING if tries else 0
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         self._prospects.alone = len(rows) == 1

@@ -16,16 +16,14 @@ class Hope:
     rows are moved together by what is hoped of a draft. After a collapse the others are hoped to be as good as that
     draft was, for what was known of them may be old.
 
-    Args:
-        lasting: answers, 0: there is never hope.
-
     Attributes:
+        lasting: answers of a kind in which there is hope, 0: there is none.
         chance: P(a token is accepted) that is hoped for at least.
     """
 
     def __init__(self, lasting: int = LASTING) -> None:
         self.chance = 0.0
-        self._lasting = lasting
+        self.lasting = lasting
         self._since = 0  # answers begun since a draft collapsed
         self._fallen = set[str]()
         self._begun = Counter[Hashable]()
@@ -33,7 +31,7 @@ class Hope:
 
     def tries(self, source: str, kind: Hashable) -> bool:
         """Return True for a draft that is hoped for where requests are of this kind."""
-        hopes = self._begun[kind] < self._lasting and source not in self._fallen
+        hopes = self._begun[kind] < self.lasting and source not in self._fallen
         return hopes and self._tried[source, kind] < ENOUGH
 
     def fell(self, source: str, chance: float) -> None:
@@ -47,7 +45,7 @@ class Hope:
             self._tried.clear()
         self._begun.clear()
         self._fallen.add(source)
-        self.chance, self._since = chance if self._lasting else 0.0, 0
+        self.chance, self._since = chance if self.lasting else 0.0, 0
 
     def changed(self, source: str) -> None:
         """Hope for a draft that is another now."""
@@ -59,7 +57,7 @@ class Hope:
         """Count a new answer."""
         self._begun[kind] += 1
         self._since += 1
-        if self._since >= self._lasting:
+        if self._since >= self.lasting:
             self.chance = 0.0
 
     def saw(self, source: str, kind: Hashable, tried: int) -> None:
