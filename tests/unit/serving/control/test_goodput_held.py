@@ -224,12 +224,12 @@ def test_plain_steps_hold_until_a_trial_is_due() -> None:
     assert controller.decided < 20
 
 
-def plain_for_eight(prefill_tokens: int = 0) -> Counted:
+def plain_for_eight(prefill_tokens: int = 0, **changed: Any) -> Counted:
     """A controller that has just decided for eight rows that nothing pays, with no trial in the next step."""
     controller = settled(steps=160, accepted=0)
     while True:
         controller.decided = 0
-        plan = step(controller, replace(view_of(8), prefill_tokens=prefill_tokens), accepted=0)
+        plan = step(controller, replace(view_of(8, **changed), prefill_tokens=prefill_tokens), accepted=0)
         assert isinstance(plan.why, Decision)
         if controller.decided and plan.why.mode == "not worth it" and not controller.speculation.trial_is_due:
             controller.decided = 0
@@ -259,13 +259,24 @@ def test_plain_decoding_goes_on_where_little_changes(changed: BatchView) -> None
     [
         view_of(5),
         view_of(8, max_time_per_token_s=1.0),
+        view_of(8, match=2),
+        view_of(8, others=(Option(3, False, 2),)),
         BatchView(tuple([row._replace(sequence_id=f"new{n}") for n, row in enumerate(view_of(8).rows)])),
     ],
-    ids=["far fewer", "a bound", "others"],
+    ids=["far fewer", "a bound", "a lookup finds text", "another source finds text", "others"],
 )
 def test_plain_decoding_is_decided_anew_where_much_changes(changed: BatchView) -> None:
     controller = plain_for_eight()
     controller.plan(changed)
+    assert controller.decided == 1
+
+
+def test_plain_decoding_goes_on_where_a_lookup_finds_no_more_than_before() -> None:
+    controller = plain_for_eight(match=2)
+    controller.plan(view_of(8, match=2))
+    controller.plan(view_of(8, match=1))
+    assert controller.decided == 0
+    controller.plan(view_of(8, match=3))
     assert controller.decided == 1
 
 
