@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView, RowView
-from distillspec.serving.control.decision import Decision
+from distillspec.serving.control.decision import Decision, sources_of
 from distillspec.serving.planning.offers import Offer, by_source
 from distillspec.serving.planning.price_list import PriceList
 
@@ -44,6 +44,9 @@ class HeldPlan:
         self._displaced: Decision | None = None  # by that of `plan`
         self._prices: tuple[PriceList, list[str], int] | None = None  # with the rows and the step it was made for
         self._held = HELD
+        self._plain: tuple[list[tuple[str, str]], int] | None = (
+            None  # rows of the last plain decision, and the steps it holds
+        )
         self._unexplored = 0  # speculating steps since the last one that explored
 
     @property
@@ -83,7 +86,7 @@ class HeldPlan:
     def drafted(self, rows: Sequence[RowView]) -> Counter[str] | None:
         """Return the nodes of each source in the last plan that speculated, None if it was not for these rows."""
         before = self._before
-        if before is None or _sources(before.rows) != _sources(rows):
+        if before is None or sources_of(before.rows) != sources_of(rows):
             return None
         chosen = zip(before.rows, before.shapes, strict=True)
         return by_source([(row.source, Offer(row, shape).nodes) for row, shape in chosen])
@@ -101,6 +104,13 @@ class HeldPlan:
         return prices if good else None
 
     def _renew(self, decision: Decision, step: int) -> None:
+        if decision.mode == "not worth it":
+            rows = sources_of(decision.rows)
+            alike = self._plain is not None and self._plain[0] == rows
+            self._plain = rows, min(2 * self._plain[1], MOST_HELD) if alike and self._plain else HELD
+            self._until = step + self._plain[1]
+            return
+        self._plain = None
         if decision.mode != "speculating":
             self._until = step + (HOPED if decision.mode == "hoped" else HELD)
             return
@@ -114,7 +124,3 @@ class HeldPlan:
 
 def _names(rows: Sequence[RowView]) -> list[str]:
     return [row.sequence_id for row in rows]
-
-
-def _sources(rows: Sequence[RowView]) -> list[tuple[str, str]]:
-    return [(row.sequence_id, row.source) for row in rows]
