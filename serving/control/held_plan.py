@@ -26,8 +26,8 @@ HOPED = 4
 class HeldPlan:
     """The last step's plan and price list, and the steps up to which others take them too.
 
-    A plan that comes out as the one before holds twice as long as that one, up to a bound. A price list holds `HELD`
-    steps, until rows come or go.
+    A plan that comes out as the one before holds twice as long as that one, up to a bound. So does one that drafts
+    nothing beside the same rows. A price list holds `HELD` steps, until rows come or go.
 
     Attributes:
         plan: None: the next step is planned for.
@@ -43,10 +43,8 @@ class HeldPlan:
         self._before: Decision | None = None  # the last one that speculated
         self._displaced: Decision | None = None  # by that of `plan`
         self._prices: tuple[PriceList, list[str], int] | None = None  # with the rows and the step it was made for
-        self._held = HELD
-        self._plain: tuple[list[tuple[str, str]], int] | None = (
-            None  # rows of the last plain decision, and the steps it holds
-        )
+        self._plain: Decision | None = None  # the last one, if it drafted nothing
+        self._held = self._plain_held = HELD
         self._unexplored = 0  # speculating steps since the last one that explored
 
     @property
@@ -104,22 +102,21 @@ class HeldPlan:
         return prices if good else None
 
     def _renew(self, decision: Decision, step: int) -> None:
-        if decision.mode == "not worth it":
-            rows = sources_of(decision.rows)
-            alike = self._plain is not None and self._plain[0] == rows
-            self._plain = rows, min(2 * self._plain[1], MOST_HELD) if alike and self._plain else HELD
-            self._until = step + self._plain[1]
-            return
-        self._plain = None
-        if decision.mode != "speculating":
-            self._until = step + (HOPED if decision.mode == "hoped" else HELD)
-            return
-        self._held = min(2 * self._held, MOST_HELD) if self._is_alike(decision) else HELD
-        self._before, self._until = decision, step + self._held
+        if decision.mode == "speculating":
+            self._held = _renewed(self._held, decision, self._before)
+            self._before, self._plain, self._until = decision, None, step + self._held
+        elif decision.mode == "not worth it":
+            self._plain_held = _renewed(self._plain_held, decision, self._plain)
+            self._plain, self._until = decision, step + self._plain_held
+        else:
+            self._plain, self._until = None, step + (HOPED if decision.mode == "hoped" else HELD)
 
-    def _is_alike(self, decision: Decision) -> bool:
-        before = self._before
-        return before is not None and decision.shapes == before.shapes and _names(decision.rows) == _names(before.rows)
+
+def _renewed(held: int, decision: Decision, before: Decision | None) -> int:
+    """Return the steps that a decision holds, where the one before held `held`."""
+    if before is None or decision.shapes != before.shapes or sources_of(decision.rows) != sources_of(before.rows):
+        return HELD
+    return min(2 * held, MOST_HELD)
 
 
 def _names(rows: Sequence[RowView]) -> list[str]:

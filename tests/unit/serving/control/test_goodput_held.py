@@ -131,6 +131,17 @@ def test_a_plan_for_other_trees_holds_as_short_as_the_first() -> None:
     assert ends == [HELD, 2 * HELD, MOST_HELD, HELD, 2 * HELD]
 
 
+def test_plans_that_draft_nothing_hold_ever_longer_beside_the_same_rows() -> None:
+    held, plain = HeldPlan(), plain_for_eight().decide(view_of(8))
+    assert plain.mode == "not worth it"
+    other = replace(plain, rows=view_of(8, sequence_id="other").rows)
+    ends = []
+    for place, decision in enumerate((plain, plain, plain, plain, other, other)):
+        held.observe(StepResult((), view_of(8), Plan((), why=replace(decision)), 0, 0.0, 0.0, 0.0), 100 * place)
+        ends.append(next(step for step in range(1000) if held.decision(100 * place + step) is None))
+    assert ends == [HELD, 2 * HELD, MOST_HELD, MOST_HELD, HELD, 2 * HELD]
+
+
 @pytest.mark.parametrize(
     "changed",
     [
