@@ -86,7 +86,9 @@ def main() -> None:
     by_cell: dict[tuple[float, str], list[Seen]] = {}
     for seen in runs:
         by_cell.setdefault((seen.rate, seen.policy), []).append(seen)
-    cells = [Cell(own, [imitated(seen, runs, machines[seen.rate], options) for seen in own]) for own in by_cell.values()]
+    cells = [
+        Cell(own, [imitated(seen, runs, machines[seen.rate], options) for seen in own]) for own in by_cell.values()
+    ]
     plot(profile, options.output / "fidelity_profile.png")
     draw(cells, options.output / "fidelity.png")
     judged, errors = _judge_profile(profile), step_time_errors(cells)
