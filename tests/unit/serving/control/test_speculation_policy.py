@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from distillspec.serving.control.speculation_policy import FEWEST_TO_JUDGE, SpeculationPolicy
+from distillspec.serving.control.speculation_policy import FEWEST_TO_JUDGE, TRY_EVERY, SpeculationPolicy
 
 DECODING_S, PROMPTS_S = 0.013, 0.087
 
