@@ -1,18 +1,29 @@
-"""The engine accepts what the evaluator says, for every kind of draft: same texts, same places."""
+"""The engine accepts what the evaluator says, for every kind of draft: same texts, same places.
+
+A dead draft changes no text. So each kind also has a floor of acceptance, on each of the ways in which an engine
+computes on a CPU, and on those of CUDA that a CPU can take.
+"""
 
 from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
+import torch
 
 from distillspec.config import DraftConfig, EngineConfig, TargetConfig
 from distillspec.models import LanguageModel, initialise_draft, load_target
+from distillspec.models.few_queries import why_not
+from distillspec.models.paged_cache import PagedCache
 from distillspec.serving import Engine, SamplingParams
+from distillspec.serving.proposers.draft_model import DraftModel
 
+from ..unit.models.middle_llama import llama
 from ..unit.models.state_drafts import KINDS, state_draft
+from ..unit.serving.execution.test_graphs import FakeRecorder
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROMPTS = [[(7 * place + 11 * number) % 200 + 3 for place in range(5 + number)] for number in range(12)]
@@ -58,3 +69,66 @@ def test_served_is_evaluated(target: LanguageModel, served: Any, kind: str) -> N
         spread = (found["evaluated"] * (1 - found["evaluated"]) / found["trials"]) ** 0.5
         assert found["trials"] > 40
         assert abs(found["difference"]) < 4 * spread, f"depth {depth}: {found}"
+
+
+# Medians of five engine seeds by "masks": the share of drafted tokens that is accepted. Floors are half of them.
+MEDIANS = {"tokens": 1.0, "eagle": 1.0, "features": 1.0, "medusa": 1.0, "hydra": 1.0, "block": 1.0}
+BACKENDS: dict[str, dict[str, Any]] = {
+    "masks": {"attention": "masked", "pack_weights": False},
+    "pieces": {"attention": "split", "pack_weights": False},
+    "pages": {"attention": "masked", "pack_weights": False, "page_tokens": 16},
+    "native": {"attention": "native", "pack_weights": False},
+    "packed": {"attention": "native", "pack_weights": True},  # layers, and drafting as a whole, in one call of C++
+    "recorded": {"attention": "masked", "pack_weights": False},  # draft loops, as in CUDA graphs
+}
+IN_CPP = ("native", "packed")
+SHORT = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True)
+
+
+def engine_by(backend: str, target: LanguageModel, draft: LanguageModel, seed: int = 0) -> Engine:
+    """Return an engine that computes this way. All is checked: a backend that gives way to another tests nothing."""
+    settings = EngineConfig(
+        controller="fixed",
+        verification="exact_by_token",
+        speculation_length=3,
+        max_slots=4,
+        max_model_len=64,
+        compile=False,
+        seed=seed,
+        **BACKENDS[backend],
+    )
+    engine = Engine(target, draft, settings, recorder=FakeRecorder() if backend == "recorded" else None)
+    assert isinstance(engine.proposer, DraftModel)
+    for runner in (engine.runner, engine.proposer.runner):
+        assert runner.prepared is not None
+        assert isinstance(runner.cache, PagedCache) == (backend == "pages")
+    assert (engine.runner.prepared.few is not None) == (backend == "packed")
+    assert (engine.proposer.runner.prepared.steps is not None) == (backend == "packed")
+    return engine
+
+
+def accepted(served: Any, engine: Engine) -> float:
+    """Return the share of drafted tokens that is accepted, and close the engine."""
+    try:
+        tried, _ = served.serve(engine, PROMPTS, SHORT)
+    finally:
+        engine.close()
+    return fmean(each.accepted for each in tried)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", MEDIANS)
+def test_no_draft_is_dead(served: Any, kind: str, backend: str) -> None:
+    if backend in IN_CPP and why_not() is not None:
+        pytest.skip(f"no kernel here: {why_not()}")
+    target = llama()
+    assert accepted(served, engine_by(backend, target, draft_of(kind, target))) > MEDIANS[kind] / 2
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_a_draft_that_does_not_see_the_targets_states_is_below_the_floor(served: Any, kind: str) -> None:
+    target = llama()
+    draft = draft_of(kind, target)
+    assert draft.state_input is not None
+    draft.state_input.register_forward_pre_hook(lambda _, read: (read[0], torch.zeros_like(read[1]), *read[2:]))
+    assert accepted(served, engine_by("masks", target, draft)) < MEDIANS[kind] / 2
