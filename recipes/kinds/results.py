@@ -31,7 +31,9 @@ def figures_of(study: Study) -> dict[str, dict[str, Any]]:
     found = {kind: summary_of(study.folder(kind)) for kind in study.kinds}
     text_s = recorded_seconds(DataFolder(study.folder(FIRST) / "data").samples)
     text = {"text_minutes": None if text_s is None else text_s / 60}
-    return {kind: _figures(study.folder(kind), summary) | text for kind, summary in found.items() if summary is not None}
+    return {
+        kind: _figures(study.folder(kind), summary) | text for kind, summary in found.items() if summary is not None
+    }
 
 
 def write_results(study: Study) -> str:

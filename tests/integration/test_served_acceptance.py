@@ -40,10 +40,10 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("served_acceptance")
 
 
-def draft_of(kind: str, model: LanguageModel) -> LanguageModel:
+def draft_of(kind: str, model: LanguageModel, noise: float = 0.02) -> LanguageModel:
     if kind == "tokens":
         return initialise_draft(DraftConfig(layers=2), model)
-    return state_draft(kind, model, noise=0.02)
+    return state_draft(kind, model, noise=noise)
 
 
 @pytest.mark.parametrize("kind", ["tokens", *KINDS])
@@ -72,7 +72,8 @@ def test_served_is_evaluated(target: LanguageModel, served: Any, kind: str) -> N
 
 
 # Medians of five engine seeds by "masks": the share of drafted tokens that is accepted. Floors are half of them.
-MEDIANS = {"tokens": 1.0, "eagle": 1.0, "features": 1.0, "medusa": 1.0, "hydra": 1.0, "block": 1.0}
+MEDIANS = {"tokens": 0.96, "eagle": 0.68, "features": 0.98, "medusa": 0.86, "hydra": 0.85, "block": 0.54}
+READ_STATES_ALONE = ("eagle", "medusa", "hydra", "block")  # as untrained drafts. The others repeat the token itself
 BACKENDS: dict[str, dict[str, Any]] = {
     "masks": {"attention": "masked", "pack_weights": False},
     "pieces": {"attention": "split", "pack_weights": False},
@@ -83,6 +84,25 @@ BACKENDS: dict[str, dict[str, Any]] = {
 }
 IN_CPP = ("native", "packed")
 SHORT = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+@torch.no_grad()
+def repeating() -> LanguageModel:
+    """A target that repeats its last token five times in six, by states that are little more than the token.
+
+    So what untrained drafts copy of it accepts many tokens, if they get its states: the last state says the next ones.
+    """
+    model = llama()
+    for layer in model.layers:
+        for part in (layer.self_attn.o_proj, layer.mlp.down_proj):  # type: ignore[union-attr]
+            part.weight.mul_(0.02)  # type: ignore[union-attr, operator]
+    table = model.model.get_input_embeddings().weight
+    table.normal_(generator=torch.Generator().manual_seed(3))
+    model.model.get_output_embeddings().weight.copy_(0.065 * table)
+    for parameter in model.model.parameters():
+        parameter.copy_(parameter.bfloat16().half())  # what packed weights hold exactly
+    return model
 
 
 def engine_by(backend: str, target: LanguageModel, draft: LanguageModel, seed: int = 0) -> Engine:
@@ -116,19 +136,21 @@ def accepted(served: Any, engine: Engine) -> float:
     return fmean(each.accepted for each in tried)
 
 
+def untrained(kind: str, target: LanguageModel) -> LanguageModel:
+    return draft_of(kind, target, noise=0.003)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", MEDIANS)
-def test_no_draft_is_dead(served: Any, kind: str, backend: str) -> None:
+def test_no_draft_is_dead(repeating: LanguageModel, served: Any, kind: str, backend: str) -> None:
     if backend in IN_CPP and why_not() is not None:
         pytest.skip(f"no kernel here: {why_not()}")
-    target = llama()
-    assert accepted(served, engine_by(backend, target, draft_of(kind, target))) > MEDIANS[kind] / 2
+    assert accepted(served, engine_by(backend, repeating, untrained(kind, repeating))) > MEDIANS[kind] / 2
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
-def test_a_draft_that_does_not_see_the_targets_states_is_below_the_floor(served: Any, kind: str) -> None:
-    target = llama()
-    draft = draft_of(kind, target)
+@pytest.mark.parametrize("kind", READ_STATES_ALONE)
+def test_a_draft_that_gets_no_states_is_below_the_floor(repeating: LanguageModel, served: Any, kind: str) -> None:
+    draft = untrained(kind, repeating)
     assert draft.state_input is not None
     draft.state_input.register_forward_pre_hook(lambda _, read: (read[0], torch.zeros_like(read[1]), *read[2:]))
-    assert accepted(served, engine_by("masks", target, draft)) < MEDIANS[kind] / 2
+    assert accepted(served, engine_by("masks", repeating, draft)) < MEDIANS[kind] / 2
