@@ -79,6 +79,12 @@ def check_shape(draft: LanguageModel, target: LanguageModel, format: str) -> Non
             f"{draft.name} reads the target's hidden states, and transformers has no such class; use format=vllm, "
             "sglang or speculators (distill serve takes the folder as it is)"
         )
+    if draft.state_input.norms is not None:
+        raise ConfigError(
+            f"{draft.name} norms each state before they are fused (draft.state_norms=true), and no draft of "
+            f"format={format} does; distill serve takes the folder as it is, and training with "
+            "draft.state_norms=false makes one that can be exported"
+        )
     if format == "sglang" and len(draft.layers) > 1:
         raise ConfigError(
             f"{draft.name} has {len(draft.layers)} layers, and SGLang joins those behind the first in another way; use "

@@ -114,6 +114,16 @@ def test_more_states_than_three_in_any_order(form: str, random_model: RandomMode
     torch.testing.assert_close(other[: len(own)], own, atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_norms_of_states_are_refused_in_a_line(form: str, random_model: RandomModel, tmp_path: Path) -> None:
+    target = random_model("llama")
+    folder = saved(tmp_path / "draft", target, "normed eagle")
+    with pytest.raises(ConfigError, match=rf"draft.state_norms=true.* format={form} does; .*state_norms=false") as told:
+        export_draft(folder, tmp_path / "out", form, target)
+    assert "\n" not in str(told.value)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.numerics
 @pytest.mark.parametrize("kind", ["two layers of eagle", "scaled eagle"])
 @pytest.mark.parametrize("form", ["vllm", "speculators"])
