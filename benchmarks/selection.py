@@ -1,13 +1,14 @@
 """Microseconds that selecting among several drafts adds to a step, by rows, and their share of the step.
 
-    python benchmarks/selection.py [--profile PROFILE]
+    python benchmarks/selection.py [--profile PROFILE] [--trees]
 
 A batch decodes with lengths by goodput and one draft, and with a selection among four around it. Processor time of the
 one thread, with cold caches (`decisions.py`): means over blocks of 64 steps, since `goodput` reviews drafts every 16.
 Rows stay for 64 steps of two tokens, then others come, by turns of two domains. Two drafts are the best of one domain
 each, so that there is something to choose. Steps take what a cost table says: an invented one, and that of `distill
 profile drafts=[…]`, else the measured one of `results/fidelity_profile.json`, with drafts of one to four times its
-costs. Writes `results/selection.json`. The exit code is 1 if a goal is missed.
+costs. With `--trees` lengths grow trees, as in an engine by default, and `goodput` prices drafts by them. Writes
+`results/selection.json`. The exit code is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from common import Others, write_result
 from decisions import measured_costs, planned_s, time_step, typical_us
 
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.candidates import candidates
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.rows import BatchView, Option, RowView
@@ -41,6 +43,7 @@ BEST, USUAL = 0.75, 0.5  # P(a token is accepted) of a domain's best draft, and 
 DRAFTS = 4
 STAY = 64  # steps of an answer
 LENGTH = 4
+WIDTHS, NODES = (3,) * LENGTH, 32  # of trees, the engine's default
 
 
 def main() -> int:
@@ -48,7 +51,7 @@ def main() -> int:
     others = Others()
     title, measured = measured_costs(options.profile)
     found = {
-        name: {str(rows): by_selection(several(costs), rows, options.steps) for rows in options.rows}
+        name: {str(rows): by_selection(several(costs), rows, options.steps, options.trees) for rows in options.rows}
         for name, costs in (("invented", INVENTED), ("measured", measured))
     }
     most = str(max(options.rows))
@@ -56,7 +59,8 @@ def main() -> int:
         name: {costs: own[most][name]["share_of_step"] <= goal for costs, own in found.items()}
         for name, goal in GOALS.items()
     }
-    result = {"drafts": DRAFTS, "steps": options.steps, "measured": title, "costs": found, "judged_rows": int(most)}
+    settings = {"drafts": DRAFTS, "steps": options.steps, "trees": options.trees, "measured": title}
+    result = {**settings, "costs": found, "judged_rows": int(most)}
     write_result("selection", {**result, "goals": GOALS, "met": met, "others_cores": others.cores()})
     return 0 if all(all(own.values()) for own in met.values()) else 1
 
@@ -70,10 +74,10 @@ def several(costs: LatencyModel) -> LatencyModel:
     return LatencyModel(costs.target, costs.draft, members=members)
 
 
-def by_selection(costs: LatencyModel, rows: int, steps: int) -> dict[str, dict[str, float]]:
+def by_selection(costs: LatencyModel, rows: int, steps: int, trees: bool) -> dict[str, dict[str, float]]:
     """Return the time of each selection's steps, and that of one draft without any."""
     names = list(costs.members)[:DRAFTS]
-    lengths = partial(GoodputController, LENGTH, costs)
+    lengths = partial(GoodputController, LENGTH, costs, trees=candidates(WIDTHS, NODES) if trees else None)
     found = {NONE: time_steps(lengths(), costs, (DRAFT,), rows, steps)}
     for name in SELECTIONS:
         own = time_steps(with_selection(lengths(), name, names), costs, names, rows, steps)
@@ -107,7 +111,7 @@ def seen(number: int, step: int, names: Sequence[str]) -> RowView:
     """Return a row of a step, with all drafts: its answer ends after `STAY` steps."""
     answer, place = divmod(step + number, STAY)
     prompt = tuple(range(number, number + 50))
-    first, *others = [Option(LENGTH, source=name, unread_tokens=1) for name in names]
+    first, *others = [Option(LENGTH, source=name, unread_tokens=1, wide=True) for name in names]
     domain = DOMAINS[(number + answer) % 2]
     return RowView(f"{number}-{answer}/0", 50 + 2 * place, *first, others=tuple(others), domain=domain, prompt=prompt)
 
@@ -126,6 +130,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=512)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--trees", action="store_true", help="lengths grow trees, not chains alone")
     parser.add_argument("--profile", type=Path, help="a profile of this machine, by distill profile drafts=[…]")
     return parser.parse_args()
 

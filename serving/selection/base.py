@@ -9,6 +9,7 @@ from typing import Protocol
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.rows import Option, RowView
+from distillspec.serving.costs.known import KnownTrees
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.selection.losses import Losses
 
@@ -29,6 +30,7 @@ class SelectionParts:
     most: int = MOST_LEVELS  # the longest chain
     expected: Mapping[str, float] = field(default_factory=dict)  # α of drafts by their own evaluation
     free: tuple[str, ...] = ()  # sources without a model, each of which a row may have alone, in place of a draft
+    trees: Callable[[], KnownTrees | None] = lambda: None  # that a controller chooses from, None: chains
 
 
 class Selection(Protocol):
@@ -38,6 +40,7 @@ class Selection(Protocol):
     losses: Losses  # what trials and all choices have cost so far, as far as that is estimated
     beliefs: Mapping[str, float]  # rows → P(a token of the chosen draft is accepted), where that is known of the row
     coming: Mapping[str, str]  # rows → the draft that each will switch to soon, so that it reads their texts ahead
+    collapsed: list[str]  # drafts that are accepted no more, for the controller to take out and tell the one inside
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         """Return the member of each row, one of its `members_of`. Asked again about the same step it answers alike."""
@@ -68,7 +71,7 @@ class Present:
 
 
 class SelectionState:
-    """State that selections share. At first nothing is on trial, estimated, known of rows, or coming.
+    """State that selections share. At first nothing is on trial, estimated, known of rows, coming, or collapsed.
 
     Args:
         free: see `SelectionParts`.
@@ -80,6 +83,7 @@ class SelectionState:
         self.losses = Losses()
         self.beliefs: Mapping[str, float] = {}
         self.coming: Mapping[str, str] = {}
+        self.collapsed: list[str] = []
         self.steps = 0
         self._present = Present()
 

@@ -27,12 +27,13 @@ TYPICAL = 2  # tokens of a row over which the cost of verifying one is taken
 class Prospect(NamedTuple):
     """Tokens that each of m drafts would bring one row, and what they take."""
 
-    tokens: Floats  # `[m, L]`, that chains of 1 … L tokens are expected to add
+    tokens: Floats  # `[m, L]`, that trees of 1 … L levels are expected to add
     able: Bools  # `[m]`, drafts that may draft for the row
     reading_s: Floats  # `[m]`, seconds in which a draft reads what it has not read of the row's text
     left: float  # tokens that the row is taken to write still
     context: int  # its cached tokens
     used: float = 1.0  # share of its steps that a draft drafts in, and no source without a model
+    shapes: Floats | None = None  # `[2, m, L]`, nodes of these trees, and what the draft reads for them. None: chains
 
 
 class Batch:
@@ -62,6 +63,12 @@ class Batch:
         self.left = numpy.array([row.left for row in rows])
         self.used = numpy.array([row.used for row in rows])
         self.context = sum([row.context for row in rows])
+        self._levels: Floats = numpy.arange(1.0, self.tokens.shape[2] + 1)
+        self._trees = any([row.shapes is not None for row in rows])
+        self.nodes = self.reads = numpy.broadcast_to(self._levels, self.tokens.shape)  # [n, m, L]
+        if self._trees:
+            chains = numpy.broadcast_to(self._levels, (2, *self.tokens.shape[1:]))
+            self.nodes, self.reads = numpy.stack([chains if row.shapes is None else row.shapes for row in rows], 1)
         self._loops: dict[tuple[int, int], Floats] = {}  # by draft and rows
 
     @cached_property
@@ -75,29 +82,29 @@ class Batch:
         """Seconds that a drafted token adds to the target's pass."""
         return self._verifying_s(TYPICAL * len(self.left)) / (TYPICAL * len(self.left))
 
-    def rate(self, own: Ints, price: float | None = None) -> float:
+    def rate(self, own: Ints, price: float | None = None, believed: Batch | None = None) -> float:
         """Return the tokens a second, if each row has the draft of this place `[n]`.
 
         Args:
             price: tokens a second at which lengths are chosen. None: those that it leads to (Dinkelbach 1967).
+            believed: what rows are believed to get, by which lengths are chosen. None: what they are expected to.
         """
         if price is None:
             return self.rate(own, self.rate(own, len(self.left) / self.plain_s))
         tokens, seconds, nodes = float(len(own)), self.plain_s, 0.0
         for place in numpy.unique(own[own != NONE]).tolist():
             rows = (own == place) & self.able[:, place]
-            count = int(rows.sum())
-            if not count or place == self.free:
+            if not rows.any() or place == self.free:
                 continue
-            used = self.used[rows]
-            gains, loops = used @ self.tokens[rows, place], self._loop_s(place, count) * (1 - (1 - used).prod())
-            worth = gains - price * (loops + self.node_s * used.sum() * numpy.arange(1, len(gains) + 1))
-            at = int(worth.argmax()) if self.fixed is None else min(self.fixed, len(gains)) - 1
-            if worth[at] <= 0 and self.fixed is None:
+            drafting_s = self._drafting_s(place, rows)
+            length = (believed or self)._length(place, rows, price, drafting_s)
+            if not length:
                 continue
-            tokens, nodes = tokens + float(gains[at]), nodes + float(used.sum()) * (at + 1)
-            share = (1 + used * self.tokens[rows, place, at]) / self.left[rows]  # of what is left, in a step
-            seconds += float(loops[at] + (self.reading_s[rows, place] * share).sum())
+            level, used = length - 1, self.used[rows]
+            gains, drafted = self.tokens[rows, place, level], self.nodes[rows, place, level]
+            tokens, nodes = tokens + float(used @ gains), nodes + float(used @ drafted)
+            share = (1 + used * gains) / self.left[rows]  # of what is left, in a step
+            seconds += float(drafting_s[level] + (self.reading_s[rows, place] * share).sum())
         return tokens / (seconds + self._verifying_s(nodes))
 
     def rates(self, own: Ints, row: int, price: float) -> list[float]:
@@ -145,14 +152,22 @@ class Batch:
         moves = movable & self.able[rows, best] & (gains > least)
         return numpy.where(moves, best, own)
 
+    def _length(self, place: int, rows: Bools, price: float, drafting_s: Floats) -> int:
+        """Return the levels that a draft drafts for its rows, 0 where that is not worth its seconds."""
+        if self.fixed is not None:
+            return min(self.fixed, len(self._levels))
+        used = self.used[rows]
+        gains, nodes = used @ self.tokens[rows, place], used @ self.nodes[rows, place]
+        worth = gains - price * (drafting_s + self.node_s * nodes)
+        best = int(worth.argmax())
+        return best + 1 if worth[best] > 0 else 0
+
     def _worth(self, price: float) -> Floats:
         """Return what each draft is worth for each row `[n, m]`, in tokens a step, if its passes cost nothing more."""
-        lengths = numpy.arange(1, self.tokens.shape[2] + 1)
-        if self.fixed is not None:
-            lengths = lengths[min(self.fixed, len(lengths)) - 1 :][:1]
-        used = self.used[:, None]
-        found = used[..., None] * (self.tokens[..., lengths - 1] - price * self.node_s * lengths)
-        written = 1 + used * numpy.take_along_axis(self.tokens, lengths[found.argmax(2)][..., None] - 1, 2)[..., 0]
+        own = slice(None) if self.fixed is None else slice(min(self.fixed, len(self._levels)) - 1, self.fixed)
+        tokens, used = self.tokens[..., own], self.used[:, None]
+        found = used[..., None] * (tokens - price * self.node_s * self.nodes[..., own])
+        written = 1 + used * numpy.take_along_axis(tokens, found.argmax(2)[..., None], 2)[..., 0]
         reading_s = self.reading_s * written / self.left[:, None]  # a step's share
         worth = found.max(2) - price * reading_s
         if self.free is not None:
@@ -164,8 +179,18 @@ class Batch:
         table, rows = self.latency.target, len(self.left)
         return table.seconds(0, rows + nodes) - table.seconds(0, rows)
 
+    def _drafting_s(self, place: int, rows: Bools) -> Floats:
+        """Return the seconds `[L]` in which a draft is expected to draft trees of 1 … L levels for its rows."""
+        used, count = self.used[rows], int(rows.sum())
+        seconds: Floats = self._loop_s(place, count) * (1 - (1 - used).prod())
+        table = self.drafts[place].draft
+        if not self._trees or table is None or self.drafts[place].at_once:
+            return seconds
+        read_s = (table.seconds(0, 2 * count) - table.seconds(0, count)) / count
+        return seconds + read_s * (used @ (self.reads[rows, place] - self._levels))
+
     def _loop_s(self, place: int, count: int) -> Floats:
-        """Return the seconds `[L]` in which a draft drafts 1 … L tokens for so many rows."""
+        """Return the seconds `[L]` in which a draft drafts chains of 1 … L tokens for so many rows."""
         if (place, count) not in self._loops:
             draft, context = self.drafts[place], self.context * count / len(self.left)
             lengths = range(1, self.tokens.shape[2] + 1)

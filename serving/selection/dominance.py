@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+
+from distillspec.serving.base.rows import RowView
+from distillspec.serving.selection.accepting import domain_place
+from distillspec.serving.selection.base import drafts_of
 
 SURE = 1.5  # standard deviations that the best draft may be worse, and each other one better, and it is still the best
 CALM = 64  # answers in a row that began with the same draft for certain
@@ -53,3 +57,8 @@ class Dominance:
         elif chance < known[1] - FALLEN:
             self.changed()
         return self.draft is not None
+
+
+def kind_of(row: RowView, rows: Sequence[RowView]) -> Hashable:
+    """Return what requests are told apart by, for one draft to be the best: domain, rows that share passes, drafts."""
+    return domain_place(row), len(rows).bit_length(), tuple([option.source for option in drafts_of(row)])

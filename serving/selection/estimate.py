@@ -10,7 +10,8 @@ import numpy
 from distillspec.serving.base.acceptance import Trial
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.costs.table import Floats
-from distillspec.serving.selection.accepting import Accepting, sigmoid
+from distillspec.serving.selection.accepting import KEPT, Accepting, sigmoid
+from distillspec.serving.selection.fall import Fall
 
 STRENGTH = 30.0  # trials that the estimate by features is worth beside a request's own
 ALIKE = 0.35  # of what a request's trials of other drafts say against the estimate holds for a draft too
@@ -37,7 +38,8 @@ class Tried(NamedTuple):
 class DraftsAcceptance:
     """P(a token is accepted) of each draft, by the features of a request.
 
-    Text that is hard for one draft is hard for all: what they have in common is told apart from what each adds.
+    Text that is hard for one draft is hard for all: what they have in common is told apart from what each adds. A draft
+    that collapses says nothing of the text (see `Fall`).
 
     Args:
         expected: α of drafts by their own evaluation, as far as it is known.
@@ -48,6 +50,7 @@ class DraftsAcceptance:
         self.expected, self.most = expected, most
         self._common = Accepting()
         self._drafts: dict[str, Accepting] = {}
+        self._falls: dict[str, Fall] = {}
         self._positions: dict[str, Floats] = {}  # tried and accepted `[2, most]`
         self._relative: dict[str, Floats] = {}  # acceptance of each position over that of all
 
@@ -69,6 +72,8 @@ class DraftsAcceptance:
         expected = {name: self.log_odds(name, trials.known)[0] for name, trials in own.items()}
         misses, doubts = dict[str, float](), dict[str, float]()
         for name, (tried, accepted, _) in own.items():
+            if self._fall(name).has_fallen:
+                continue
             chance = sigmoid(expected[name])
             misses[name], doubts[name] = accepted - tried * chance, tried * chance * (1 - chance)
         found = []
@@ -88,20 +93,40 @@ class DraftsAcceptance:
         """Return how often acceptance was far from what was expected, since the start."""
         return self._common.surprises + sum([draft.surprises for draft in self._drafts.values()])
 
-    def survival(self, source: str, chance: float) -> Floats:
-        """Return P(the first 1 … `most` tokens are all accepted), where a token is with this chance in the mean."""
+    def relative(self, source: str) -> Floats:
+        """Return the acceptance of each position over that of all `[most]`."""
         if source not in self._relative:
             tried, accepted = self._positions.get(source, numpy.zeros((2, self.most)))
             mean = (accepted.sum() + 1) / (tried.sum() + 2)
             self._relative[source] = (accepted + STRENGTH * mean) / (tried + STRENGTH) / mean
-        return numpy.minimum(1.0, chance * self._relative[source]).cumprod()
+        return self._relative[source]
 
-    def learn(self, source: str, known: Floats, steps: int, tried: int, accepted: int) -> None:
-        """Learn from the trials of a request in so many steps."""
-        draft = self._draft(source)
-        self._common.learn(known, tried, accepted, steps, draft.log_odds(known)[0])
+    def survival(self, source: str, chance: float) -> Floats:
+        """Return P(the first 1 … `most` tokens are all accepted), where a token is with this chance in the mean."""
+        return numpy.minimum(1.0, chance * self.relative(source)).cumprod()
+
+    def learn(
+        self, source: str, known: Floats, steps: int, tried: int, accepted: int, before: Tried | None = None
+    ) -> bool:
+        """Learn from the trials of a request in so many steps. Return True if the draft is seen to have collapsed.
+
+        Args:
+            before: the draft's earlier trials of the request.
+        """
+        draft, fall = self._draft(source), self._fall(source)
+        fall.expects(self._common.weights, draft.weights)
+        collapsed = fall.saw(known, tried, accepted, (0, 0) if before is None else before[:2])
+        if collapsed:
+            self._blame(source)
+        if not fall.has_fallen:
+            self._common.learn(known, tried, accepted, steps, draft.log_odds(known)[0])
         draft.learn(known, tried, accepted, steps, self._common.log_odds(known)[0])
         self._relative.pop(source, None)
+        return collapsed
+
+    def usual(self, source: str) -> float:
+        """Return P(accepted) of a draft before it collapsed."""
+        return self._fall(source).usual
 
     def saw(self, source: str, trials: Iterable[Trial]) -> None:
         """Count trials by their positions. `survival` follows once the draft has learnt."""
@@ -112,6 +137,7 @@ class DraftsAcceptance:
 
     def changed(self, change: DraftChange) -> None:
         """Go on for a draft that is another now. Of one that is new, what the old one did says nothing."""
+        self._falls.pop(change.source, None)
         if change.acceptance is None:
             self._drafts.pop(change.source, None)
         elif (draft := self._drafts.get(change.source)) is not None:
@@ -123,3 +149,18 @@ class DraftsAcceptance:
         if source not in self._drafts:
             self._drafts[source] = Accepting.expecting(self.expected.get(source))
         return self._drafts[source]
+
+    def _fall(self, source: str) -> Fall:
+        return self._falls.setdefault(source, Fall())
+
+    def _blame(self, source: str) -> None:
+        """Put down to a draft that has collapsed what was put down to the text, and doubt what is known of all drafts.
+
+        The others were perhaps not tried for long, and meanwhile they were taken for as bad as the text seemed to be.
+        """
+        draft, text = self._draft(source), self._falls[source].text
+        draft.weights = draft.weights + (self._common.weights - text)
+        self._common.weights = text
+        self._common.forget(0.0)  # but the errors
+        for each in self._drafts.values():
+            each.forget(1 - KEPT)

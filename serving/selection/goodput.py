@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from random import Random
 
 import numpy
@@ -15,36 +14,19 @@ from distillspec.serving.base.plans import StepResult, decoding_rows
 from distillspec.serving.base.rows import RowView
 from distillspec.serving.costs.drafted import Ints
 from distillspec.serving.costs.table import Floats
-from distillspec.serving.selection.accepting import domain_place, features, moved, of_domain, sigmoid
+from distillspec.serving.selection.accepting import features, moved, of_domain, sigmoid
+from distillspec.serving.selection.answer import Answer
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of, members_of
 from distillspec.serving.selection.batch import NONE, Batch, Prospect
-from distillspec.serving.selection.dominance import SURE, Dominance
+from distillspec.serving.selection.dominance import SURE, Dominance, kind_of
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 from distillspec.serving.selection.free_share import FreeShare
+from distillspec.serving.selection.hope import Hope
 from distillspec.serving.selection.losses import Losses
+from distillspec.serving.selection.prospects import Prospects
 
 LEARN_EVERY = 16  # steps whose trials are learnt from together, and between two reviews of the rows' drafts
 REVIEW = 16  # tokens that a draft writes for an answer before the answer may get another one
-LEAST_LEFT = 32  # tokens that an answer is taken to write still. As many as it has written, where those are more
-
-
-@dataclass
-class Answer:
-    """A running answer."""
-
-    draft: str
-    since: int  # tokens of its text when it got this draft
-    known: Floats  # its features, where it was at its last review
-    # P(a token of its draft is accepted) by these, before its own trials. As drawn, while it is on trial. None: the
-    # answer has a source without a model alone.
-    belief: float | None
-    loss: float = 0.0  # tokens that all rows lose for each that it writes, if its draft is not expected to be the best
-    coming: str | None = None  # the draft that it switches to when that has read its text
-    prospect: tuple[Sequence[str], Prospect] | None = None  # drafts, and what they would bring it
-    own: dict[str, Tried] = field(default_factory=dict)  # tokens of each draft that were learnt from
-    new: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # steps, and those since they were learnt from
-    steps: int = 0  # so far
-    free: int = 0  # those in which a source without a model drafted
 
 
 class GoodputSelection(SelectionState):
@@ -53,7 +35,8 @@ class GoodputSelection(SelectionState):
     A new request draws each draft's acceptance from its posterior and takes the draft with the most expected tokens a
     second (Thompson 1933): drafts are tried as long as they may be the best. Every `LEARN_EVERY` steps the drafts of
     all rows are chosen together again, by the rows' own trials too (see `Batch`). Sources without a model stand beside
-    each draft. A row has one of them alone where no draft is worth its passes, and the reading of the row's text.
+    each draft. A row has one of them alone where no draft is worth its passes, and the reading of the row's text. Where
+    a draft has collapsed, the others are tried anew at once (see `Hope`).
 
     Args:
         fast_switching: the new draft reads the text in spare room of steps, and the old one drafts until it has.
@@ -69,10 +52,10 @@ class GoodputSelection(SelectionState):
         self.parts, self.fast_switching, self.tries = parts, fast_switching, tries
         self._acceptance = DraftsAcceptance(parts.expected, parts.most)
         self._share, self.losses = FreeShare(parts.free), Losses(0.0)
-        self._blocks = set[str]()  # drafts that draft all tokens in one pass
+        self._prospects = Prospects(parts, self._acceptance)
         self._answers: dict[str, Answer] = {}
         self._reviewed_at, self._reviewed = 0, 0  # the step, and its rows
-        self._dominance, self._surprises = Dominance(), 0
+        self._dominance, self._surprises, self._hope = Dominance(), 0, Hope()
         self.draws = self.reviews = 0
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
@@ -121,13 +104,27 @@ class GoodputSelection(SelectionState):
 
     def _learn_from(self, answer: Answer) -> None:
         for source, (steps, tried, accepted) in answer.new.items():
-            self._acceptance.learn(source, answer.known, steps, tried, accepted)
-            answer.own[source] = Tried.more(answer.own.get(source), tried, accepted, answer.known)
+            before = answer.own.get(source)
+            self._hope.saw(source, tried)
+            if self._acceptance.learn(source, answer.known, steps, tried, accepted, before):
+                self._leave(source)
+            answer.own[source] = Tried.more(before, tried, accepted, answer.known)
         answer.new.clear()
+
+    def _leave(self, source: str) -> None:
+        """Let all rows be reviewed in the next step, where a draft has collapsed, and let the others be tried."""
+        self.collapsed.append(source)
+        self._dominance.changed()
+        self._reviewed_at = self.steps - LEARN_EVERY
+        for answer in self._answers.values():
+            answer.prospect = None
+        if self.tries:
+            self._hope.begin(source, self._acceptance.usual(source))
 
     def draft_changed(self, change: DraftChange) -> None:
         source = change.source
-        self._blocks.discard(source)
+        self._prospects.changed(change)
+        self._hope.forget(source)
         self._dominance.changed()
         self._acceptance.changed(change)
         for answer in self._answers.values():
@@ -154,7 +151,7 @@ class GoodputSelection(SelectionState):
         draft = self._dominance.draft
         if draft is None or not any(option.source == draft for option in drafts_of(row)):
             return None
-        if not self._dominance.covers(_kind(row, rows), self._acceptance.chance(draft, of_domain(row))):
+        if not self._dominance.covers(kind_of(row, rows), self._acceptance.chance(draft, of_domain(row))):
             return None
         known = features(row)
         return Answer(draft, row.context_tokens, known, self._acceptance.chance(draft, known))
@@ -166,18 +163,21 @@ class GoodputSelection(SelectionState):
         found = [self._acceptance.log_odds(name, known) for name in names]
         mean = [sigmoid(log_odds) for log_odds, _ in found]
         drawn = [sigmoid(log_odds + draws.gauss(0, 1) * deviation) for log_odds, deviation in found]
-        drawn = drawn if self.tries else mean
+        drawn = list(map(self._hope.of, names, drawn)) if self.tries else mean
+        self._hope.begun()
         others = [other for other in rows if other is not row and other.sequence_id in self._answers]
-        beside = [self._prospect_of(other, names) for other in others]
+        beside = [self._prospect_of(other, names, self._hope) for other in others]
         own = numpy.append(self._places(others, names), NONE)
         prospects = [self._prospect(row, names, each) for each in (mean, drawn)]
-        expected, hoped = (self._batch([*beside, each], names) for each in prospects)
+        expected, hoped = (self._prospects.batch([*beside, each], names) for each in prospects)
         price = expected.rate(own)
         rates, hopes = (batch.rates(own, len(others), price) for batch in (expected, hoped))
         able = [names.index(self._arm(name)) for name in members_of(row, self.free)]
         able.sort(key=lambda place: names[place] not in self.free)  # first, where no draft is worth more than nothing
         chosen = max(able, key=lambda place: hopes[place])
-        lost = len(own) * (max([rates[place] for place in able]) / rates[chosen] - 1)
+        own[-1] = chosen
+        rate = expected.rate(own, price, hoped) if self._hope.holds else rates[chosen]
+        lost = len(own) * (max([rates[place] for place in able]) / rate - 1)
         # A trial is believed in: by what is expected of the draft, a controller might let it draft nothing.
         belief = None if names[chosen] in self.free else max(mean[chosen], drawn[chosen]) if lost else mean[chosen]
         answer = Answer(names[chosen], row.context_tokens, known, belief, lost)
@@ -187,10 +187,11 @@ class GoodputSelection(SelectionState):
             sigmoid(log_odds + (-SURE if place == best else SURE) * deviation)
             for place, (log_odds, deviation) in enumerate(found)
         ]
-        worst = self._batch([*beside, self._prospect(row, names, careful)], names).rates(own, len(others), price)
+        doubted = self._prospects.batch([*beside, self._prospect(row, names, careful)], names)
+        worst = doubted.rates(own, len(others), price)
         if names[best] not in self.free and chosen == best == max(able, key=lambda place: worst[place]):
             chance = self._acceptance.chance(names[best], of_domain(row))
-            self._dominance.is_certain(_kind(row, rows), names[best], chance)
+            self._dominance.is_certain(kind_of(row, rows), names[best], chance)
         else:
             self._dominance.doubted()
         return answer
@@ -205,27 +206,44 @@ class GoodputSelection(SelectionState):
 
     def _review(self, rows: Sequence[RowView]) -> None:
         """Let answers switch to the drafts that are best for all rows together, if that pays."""
-        self._reviewed_at, self._reviewed = self.steps, len(rows)
-        self.reviews += 1
         names, running = self._names(rows), [row for row in rows if row.sequence_id in self._answers]
         answers = [self._answers[row.sequence_id] for row in running]
-        for row, answer in zip(running, answers, strict=True):
+        for answer in answers:
             self._learn_from(answer)
+        self._reviewed_at, self._reviewed = self.steps, len(rows)
+        self.reviews += 1
+        for row, answer in zip(running, answers, strict=True):
             answer.known, answer.prospect = moved(answer.known, row), None
             if not answer.loss or answer.draft in answer.own:
                 answer.belief = self._belief(answer.draft, answer.known)
         if len(names) < 2 or not running:
             return
         settled = [row.context_tokens >= answer.since + REVIEW for row, answer in zip(running, answers, strict=True)]
-        batch = self._batch([self._prospect_of(row, names) for row in running], names)
-        best = batch.best(self._places(running, names), numpy.array(settled))
+        batch, own = self._batch(running, names, self._hope), self._places(running, names)
+        best = batch.best(own, numpy.array(settled))
+        loss = self._lost(running, names, own, best, batch) if self._hope.holds else 0.0
         for row, answer, draft, may_move in zip(running, answers, best.tolist(), settled, strict=True):
             if may_move:
                 answer.loss, answer.coming = 0.0, None
             if draft != NONE and names[draft] != answer.draft:
-                answer.coming = names[draft]
+                answer.coming, answer.later = names[draft], loss
                 self._dominance.doubted()
                 self._arrive(row, answer)
+        self._prospects.priced(batch, best)
+
+    def _lost(self, rows: Sequence[RowView], names: Sequence[str], own: Ints, best: Ints, hoped: Batch) -> float:
+        """Return what all rows lose for each token of a row that comes to another draft in hope.
+
+        Args:
+            own, best: places of the rows' drafts so far, and of those that they come to.
+            hoped: by what is hoped for.
+        """
+        moves = numpy.count_nonzero(best != own)
+        if not moves:
+            return 0.0
+        expected = self._batch(rows, names, None)
+        price = expected.rate(own)
+        return max(0.0, len(own) / moves * (expected.rate(own, price) / expected.rate(best, price, hoped) - 1))
 
     def _arrive(self, row: RowView, answer: Answer) -> None:
         """Let an answer switch to the draft that is coming, once that needs no pass of its own to read its text."""
@@ -235,7 +253,9 @@ class GoodputSelection(SelectionState):
             answer.coming = None
         elif unread[source] <= ALONG or not self.fast_switching:
             answer.draft, answer.coming, answer.since = source, None, row.context_tokens
-            answer.belief = self._belief(source, answer.known)
+            answer.loss, answer.later = answer.later, 0.0
+            belief = self._belief(source, answer.known)
+            answer.belief = self._hope.of(source, belief) if answer.loss and belief is not None else belief
 
     def _belief(self, source: str, known: Floats) -> float | None:
         return None if source in self.free else self._acceptance.chance(source, known)
@@ -254,42 +274,27 @@ class GoodputSelection(SelectionState):
         drafts = [None if answer is None else self._arm(answer.coming or answer.draft) for answer in answers]
         return numpy.array([NONE if draft not in names else names.index(draft) for draft in drafts], dtype=int)
 
-    def _batch(self, rows: Sequence[Prospect], names: Sequence[str]) -> Batch:
-        latency = self.parts.latency()
-        costs = [latency.of_draft(name in self._blocks, name) for name in names]
-        free = next((place for place, name in enumerate(names) if name in self.free), None)
-        return Batch(rows, costs, latency, self.parts.fixed_length, free)
+    def _batch(self, rows: Sequence[RowView], names: Sequence[str], hope: Hope | None) -> Batch:
+        return self._prospects.batch([self._prospect_of(row, names, hope) for row in rows], names)
 
-    def _prospect_of(self, row: RowView, names: Sequence[str]) -> Prospect:
-        """Return what drafts would bring an answer, as it was known at its last review."""
+    def _prospect_of(self, row: RowView, names: Sequence[str], hope: Hope | None) -> Prospect:
+        """Return what drafts would bring an answer, as it was known at its last review.
+
+        Args:
+            hope: for drafts that have no trials of the answer, None: by what is expected alone.
+        """
         answer = self._answers[row.sequence_id]
-        if answer.prospect is None or answer.prospect[0] != names:
-            chances = self._acceptance.chances(answer.known, answer.own, names)
-            answer.prospect = names, self._prospect(row, names, chances)
+        if hope is not None and answer.prospect is not None and answer.prospect[0] == names:
+            return answer.prospect[1]
+        chances = self._acceptance.chances(answer.known, answer.own, names)
+        if hope is None:
+            return self._prospect(row, names, chances)
+        pairs = zip(names, chances, strict=True)
+        hoped = [chance if name in answer.own else hope.of(name, chance) for name, chance in pairs]
+        answer.prospect = names, self._prospect(row, names, hoped)
         return answer.prospect[1]
 
     def _prospect(self, row: RowView, names: Sequence[str], chances: Sequence[float]) -> Prospect:
-        """Return what drafts would bring a row, by the chances that a token of each is accepted."""
-        latency, most = self.parts.latency(), self.parts.most
-        tokens, reading_s = numpy.zeros((len(names), most)), numpy.zeros(len(names))
-        for option in drafts_of(row):
-            place = names.index(option.source)
-            if option.at_once:
-                self._blocks.add(option.source)
-            survival = self._acceptance.survival(option.source, chances[place])
-            survival[option.limit :] = 0.0
-            tokens[place] = survival.cumsum()
-            reading_s[place] = latency.reading_s(option.unread_tokens, option.source)
-        left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
-        able = tokens[:, 0] > 0
-        if not self.free:
-            return Prospect(tokens, able, reading_s, left, row.context_tokens)
-        able |= numpy.array([name in self.free for name in names])
         answer = self._answers.get(row.sequence_id)
         share = self._share.of(row, *((0, 0) if answer is None else (answer.steps, answer.free)))
-        return Prospect(tokens, able, reading_s, left, row.context_tokens, 1.0 - share)
-
-
-def _kind(row: RowView, rows: Sequence[RowView]) -> Hashable:
-    """Return what requests are told apart by, for one draft to be the best: domain, rows that share passes, drafts."""
-    return domain_place(row), len(rows).bit_length(), tuple([option.source for option in drafts_of(row)])
+        return self._prospects.of(row, names, chances, share)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from distillspec.config.registry import SELECTIONS, check_options, find
@@ -10,6 +11,7 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.fixed import FixedLength, FixedTree
 from distillspec.serving.base.wrapped import innermost
+from distillspec.serving.costs.known import known_trees
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.selection.base import MOST_LEVELS, Selection, SelectionParts
 from distillspec.serving.selection.selecting import SelectingController
@@ -49,7 +51,8 @@ def with_selection(
 
     def make(latency: Callable[[], LatencyModel]) -> Selection:
         levels, known = most or MOST_LEVELS, expected or {}
-        parts = SelectionParts(tuple(drafts), seed, latency, fixed, levels, known, tuple(free))
+        trees = partial(known_trees, inside)
+        parts = SelectionParts(tuple(drafts), seed, latency, fixed, levels, known, tuple(free), trees)
         return make_selection(name, parts, options or {})
 
     return SelectingController(inside, make, free)

@@ -70,6 +70,7 @@ class SelectingController(WrappedController):
 
     def plan_by(self, view: BatchView, lengths: LengthController) -> Plan:
         chosen = self.selection.choose(view.rows)
+        self._tell_collapses()
         beliefs = self.selection.beliefs
         rows = [only(row, chosen[row.sequence_id], beliefs.get(row.sequence_id), self.free) for row in view.rows]
         seen = replace(view, rows=tuple(rows))
@@ -93,8 +94,21 @@ class SelectingController(WrappedController):
             self.costs = self.costs.changed(change)
         super().member_changed(change)
 
+    def _tell_collapses(self) -> None:
+        """Tell the controller inside of drafts that have collapsed: the gain that it measured is no more.
+
+        What they accept and cost it has learnt by itself.
+        """
+        while self.selection.collapsed:
+            source = self.selection.collapsed.pop()
+            super().member_changed(DraftChange(source, acceptance=1.0, like=source))
+
     def _readings(self, view: BatchView) -> tuple[Reading, ...]:
-        """Return what drafts read ahead of switches: as much as makes the step a little longer."""
+        """Return what drafts read ahead of switches: as much as makes the step a little longer.
+
+        Micro-batches read it while the target verifies the one before. There is no other idle time: an engine steps as
+        long as a request is unfinished, and no other text goes on.
+        """
         if not (coming := self.selection.coming):
             return ()
         latency, found = self._latency(), list[Reading]()

@@ -277,14 +277,16 @@ def test_parts_of_steps_are_timed_at_a_fixed_length_and_by_goodput(
         assert met == {kind: ms <= found["goals_ms"]["1"][kind] for kind, ms in spent.items()}
 
 
+@pytest.mark.parametrize("trees", ["", " --trees"])
 def test_the_selections_benchmark_tells_their_share_of_a_step(
-    written: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    written: dict[str, Any], monkeypatch: pytest.MonkeyPatch, trees: str
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        run("selection.py", "--steps 64 --rows 1 3", monkeypatch)
+        run("selection.py", f"--steps 64 --rows 1 3{trees}", monkeypatch)
     found = written["selection"]
     tables = {"invented": importlib.import_module("selection").INVENTED}
     tables["measured"] = importlib.import_module("decisions").measured_costs(None)[1]
+    assert found["trees"] is bool(trees)
     assert end.value.code == (0 if all(all(own.values()) for own in found["met"].values()) else 1)
     assert found["costs"].keys() == {"invented", "measured"}
     assert found["goals"].keys() == found["met"].keys() == {"goodput", "lbss"}

@@ -46,6 +46,7 @@ class Restless:
         self.on_trial, self.losses = set[str](), Losses()
         self.coming: dict[str, str] = {}
         self.beliefs: dict[str, float] = {}
+        self.collapsed: list[str] = []
         self.turn = 0
 
     def choose(self, rows: Sequence[RowView]) -> Choices:

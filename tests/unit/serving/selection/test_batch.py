@@ -52,6 +52,36 @@ def test_rows_that_share_a_draft_share_its_passes() -> None:
     assert apart == pytest.approx(tokens / (costs.target_s([100] * 4, [2] * 4) + 2 * costs.loop_s(2, 0, 2)), rel=1e-9)
 
 
+def test_what_is_believed_chooses_lengths_and_what_is_expected_comes_of_them() -> None:
+    """A draft on trial drafts as far as it is hoped to be good."""
+    hoped, expected = (batch([prospect(chance)], [SMALL]) for chance in (0.9, 0.02))
+    own = numpy.array([0])
+    price = expected.rate(numpy.array([NONE]))
+    assert expected.rate(own, price) == pytest.approx(price)
+    costs = LatencyModel(COSTS.target, SMALL)
+    written = 1 + (0.02 ** numpy.arange(1, LEVELS + 1)).sum()
+    tried = expected.rate(own, price, hoped)
+    assert tried == pytest.approx(written / costs.step_s([100], [LEVELS]), rel=1e-9)
+    assert hoped.rate(own, price, hoped) == hoped.rate(own, price)
+
+
+def test_trees_cost_their_nodes_and_what_the_draft_reads() -> None:
+    """Two levels: three nodes of which two are on the first level, and one of these is a parent."""
+    tokens, shapes = numpy.array([[0.8, 1.2]]), numpy.array([[[2.0, 3.0]], [[1.0, 3.0]]])
+    row = Prospect(tokens, numpy.array([True]), numpy.zeros(1), 64.0, 0, shapes=shapes)
+    costs = LatencyModel(COSTS.target, SMALL)
+    found = batch([row] * 2, [SMALL], fixed=2).rate(numpy.array([0, 0]))
+    seconds = costs.target_s([0, 0], [3, 3]) + 2 * SMALL.seconds(0, 2) + 2 * 1e-5  # of one more parent a row
+    assert found == pytest.approx(2 * 2.2 / seconds, rel=1e-9)
+
+
+def test_dear_nodes_shorten_trees() -> None:
+    tokens, shapes = numpy.array([[0.8, 1.2]]), numpy.array([[[1.0, 40.0]], [[1.0, 2.0]]])
+    row = Prospect(tokens, numpy.array([True]), numpy.zeros(1), 64.0, 0, shapes=shapes)
+    costs = LatencyModel(COSTS.target, SMALL)
+    assert batch([row], [SMALL]).rate(numpy.array([0])) == pytest.approx(1.8 / costs.step_s([0], [1]), rel=1e-9)
+
+
 def test_rows_without_a_draft_cost_no_passes() -> None:
     rows = [prospect(0.7)] * 2
     half = batch(rows, [SMALL], fixed=1).rate(numpy.array([0, NONE]))

@@ -87,3 +87,52 @@ def test_trials_are_compared_with_what_was_expected_where_they_were_made() -> No
     mean = Tried.more(Tried.more(None, 20, 10, MATHS), 60, 30, SQL)
     assert mean[:2] == (80, 40)
     assert mean.known == pytest.approx(MATHS / 4 + SQL * 3 / 4)
+
+
+def fell(estimate: DraftsAcceptance, *, answers: int = 12) -> int:
+    """Let draft a be accepted no more. Return the answer at which this is seen."""
+    seen = [estimate.learn("a", MATHS, 16, 16, 0) for _ in range(answers)]
+    assert seen.count(True) == 1
+    return seen.index(True) + 1
+
+
+def test_a_collapse_is_put_down_to_the_draft_and_not_to_the_text() -> None:
+    found = learnt({("a", "maths"): 0.8, ("b", "maths"): 0.7})
+    before = found.chance("b", MATHS)
+    assert fell(found) <= 4
+    assert found.chance("b", MATHS) == pytest.approx(before, abs=0.06)
+    assert found.chance("a", MATHS) < 0.2
+    assert found.usual("a") == pytest.approx(0.8, abs=0.1)
+
+
+def test_the_others_are_known_less_surely_after_a_collapse() -> None:
+    found = learnt({("a", "maths"): 0.8, ("b", "maths"): 0.7})
+    _, before = found.log_odds("b", MATHS)
+    fell(found)
+    assert found.log_odds("b", MATHS)[1] > 1.5 * before
+
+
+def test_trials_of_a_collapsed_draft_say_nothing_of_the_others() -> None:
+    found = learnt({("a", "maths"): 0.8, ("b", "maths"): 0.7})
+    fell(found)
+    rejected = {"a": Tried(60, 0, MATHS)}
+    assert found.chances(MATHS, rejected, ["b"]) == [pytest.approx(found.chance("b", MATHS))]
+
+
+def test_a_draft_that_is_accepted_again_counts_for_the_text_again() -> None:
+    found = learnt({("a", "maths"): 0.8, ("b", "maths"): 0.7})
+    fell(found)
+    before = found.chance("b", MATHS)
+    for _ in range(8):
+        found.learn("a", MATHS, 16, 48, 40)
+    assert found.chance("a", MATHS) > 0.5
+    assert found.chance("b", MATHS) > before
+
+
+def test_another_version_of_a_collapsed_draft_may_collapse_again() -> None:
+    found = learnt({("a", "maths"): 0.8, ("b", "maths"): 0.7})
+    fell(found)
+    found.changed(DraftChange("a"))
+    for _ in range(20):
+        found.learn("a", MATHS, 20, 60, 48)
+    assert fell(found) <= 4

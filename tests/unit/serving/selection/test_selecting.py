@@ -34,6 +34,7 @@ class Coming:
         self.on_trial, self.losses = set[str](), Losses()
         self.coming: dict[str, str] = {}
         self.beliefs: dict[str, float] = {}
+        self.collapsed: list[str] = []
         self.unread: list[int] = []
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
@@ -131,6 +132,29 @@ def test_steps_with_a_switch_are_told_apart(
     assert figures.row_seconds.keys() == {"a", "b"}
     assert sum(figures.row_seconds.values()) >= sum(figures.switch_s) + sum(figures.usual_s)
     assert sum(figures.tokens.values()) >= len(output.token_ids) - 1
+
+
+class Hears(FixedLength):
+    """Notes of which drafts it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.heard: list[DraftChange] = []
+
+    def member_changed(self, change: DraftChange) -> None:
+        self.heard.append(change)
+
+
+def test_the_controller_inside_is_told_once_of_a_draft_that_has_collapsed() -> None:
+    coming, lengths = Coming(), Hears()
+    controller = SelectingController(lengths, lambda latency: coming)
+    view = BatchView((row("1/0"),))
+    controller.plan(view)
+    assert lengths.heard == []
+    coming.collapsed.append("a")
+    controller.plan(view)
+    controller.plan(view)
+    assert lengths.heard == [DraftChange("a", acceptance=1.0, like="a")]
 
 
 def test_a_running_answer_keeps_its_draft_until_the_new_one_has_read() -> None:

@@ -1,0 +1,30 @@
+"""One running answer, as a selection by goodput knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from distillspec.serving.costs.table import Floats
+from distillspec.serving.selection.batch import Prospect
+from distillspec.serving.selection.estimate import Tried
+
+
+@dataclass
+class Answer:
+    """A running answer."""
+
+    draft: str
+    since: int  # tokens of its text when it got this draft
+    known: Floats  # its features, where it was at its last review
+    # P(a token of its draft is accepted) by these, before its own trials. As drawn, or hoped for, while it is on trial.
+    # None: the answer has a source without a model alone.
+    belief: float | None
+    loss: float = 0.0  # tokens that all rows lose for each that it writes, if its draft is not expected to be the best
+    coming: str | None = None  # the draft that it switches to when that has read its text
+    later: float = 0.0  # its loss from then on
+    prospect: tuple[Sequence[str], Prospect] | None = None  # drafts, and what they would bring it
+    own: dict[str, Tried] = field(default_factory=dict)  # tokens of each draft that were learnt from
+    new: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # steps, and those since they were learnt from
+    steps: int = 0  # so far
+    free: int = 0  # those in which a source without a model drafted

@@ -1,0 +1,43 @@
+"""Trees of one draft that pay at a price: tokens, nodes and reads by levels and by the chance that a token is accepted.
+
+A controller keeps the nodes of a tree whose chance to be on the accepted path exceeds what a node must bring (see
+`planning.grown_trees`). A selection prices many rows and drafts, so this is tabled by the chance and interpolated.
+"""
+
+from __future__ import annotations
+
+import numpy
+
+from distillspec.serving.costs.known import KnownTrees
+from distillspec.serving.costs.table import Floats
+
+PLACES = 64  # of the table: intervals of the chance
+
+TOKENS, NODES, READS = range(3)
+
+
+class TreeGains:
+    """Table of a draft's trees.
+
+    Args:
+        trees: that the controller chooses from.
+        relative: `[levels]`, acceptance of each position over that of all.
+        least: tokens that a node must bring.
+    """
+
+    def __init__(self, trees: KnownTrees, relative: Floats, least: float) -> None:
+        nodes, shares = trees
+        levels = numpy.arange(1, nodes.depth + 1)
+        own = numpy.minimum(1.0, numpy.linspace(0.0, 1.0, PLACES + 1)[:, None] * relative[: nodes.depth])[..., None]
+        chances = numpy.concatenate([own, (1 - own) * shares[: nodes.depth]], 2)
+        survival = nodes.survival(numpy.minimum.accumulate(chances, 2))  # siblings are tried in turn
+        kept, inside = survival > least, (nodes.depths[:, None] <= levels).astype(float)
+        self._table = numpy.stack([(survival * kept) @ inside, kept @ inside, (kept & nodes.firsts) @ inside])
+
+    def at(self, chance: float) -> Floats:
+        """Return tokens, nodes, and texts and nodes that the draft reads `[3, levels]`, of trees of 1 … L levels."""
+        place = min(max(chance, 0.0), 1.0) * PLACES
+        below = min(int(place), PLACES - 1)
+        low, high = self._table[:, below], self._table[:, below + 1]
+        found: Floats = low + (place - below) * (high - low)
+        return found
