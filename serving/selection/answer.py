@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from distillspec.serving.costs.table import Floats
@@ -20,10 +20,12 @@ class Answer:
     # P(a token of its draft is accepted) by these, before its own trials. As drawn, or hoped for, while it is on trial.
     # None: the answer has a source without a model alone.
     belief: float | None
+    kind: Hashable = None  # of its request, for which drafts are tried
     loss: float = 0.0  # tokens that all rows lose for each that it writes, if its draft is not expected to be the best
     coming: str | None = None  # the draft that it switches to when that has read its text
     later: float = 0.0  # its loss from then on
-    prospect: tuple[Sequence[str], Prospect] | None = None  # drafts, and what they would bring it
+    # What drafts would bring it, behind their names and whether it is alone.
+    prospect: tuple[tuple[Sequence[str], bool], Prospect] | None = None
     own: dict[str, Tried] = field(default_factory=dict)  # tokens of each draft that were learnt from
     new: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # steps, and those since they were learnt from
     steps: int = 0  # so far

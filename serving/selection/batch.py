@@ -64,7 +64,7 @@ class Batch:
         self.used = numpy.array([row.used for row in rows])
         self.context = sum([row.context for row in rows])
         self._levels: Floats = numpy.arange(1.0, self.tokens.shape[2] + 1)
-        self._trees = any([row.shapes is not None for row in rows])
+        self._trees = any(row.shapes is not None for row in rows)
         self.nodes = self.reads = numpy.broadcast_to(self._levels, self.tokens.shape)  # [n, m, L]
         if self._trees:
             chains = numpy.broadcast_to(self._levels, (2, *self.tokens.shape[1:]))

@@ -13,15 +13,14 @@ from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult, decoding_rows
 from distillspec.serving.base.rows import RowView
 from distillspec.serving.costs.drafted import Ints
-from distillspec.serving.costs.table import Floats
-from distillspec.serving.selection.accepting import features, moved, of_domain, sigmoid
+from distillspec.serving.selection.accepting import domain_place, features, moved, of_domain, sigmoid
 from distillspec.serving.selection.answer import Answer
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of, members_of
-from distillspec.serving.selection.batch import NONE, Batch, Prospect
+from distillspec.serving.selection.batch import NONE, Batch
 from distillspec.serving.selection.dominance import SURE, Dominance, kind_of
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 from distillspec.serving.selection.free_share import FreeShare
-from distillspec.serving.selection.hope import Hope
+from distillspec.serving.selection.hope import LASTING, Hope
 from distillspec.serving.selection.losses import Losses
 from distillspec.serving.selection.prospects import Prospects
 
@@ -49,16 +48,27 @@ class GoodputSelection(SelectionState):
 
     def __init__(self, parts: SelectionParts, fast_switching: bool = True, tries: bool = True) -> None:
         super().__init__(parts.free)
-        self.parts, self.fast_switching, self.tries = parts, fast_switching, tries
+        self.parts, self.fast_switching = parts, fast_switching
         self._acceptance = DraftsAcceptance(parts.expected, parts.most)
         self._share, self.losses = FreeShare(parts.free), Losses(0.0)
-        self._prospects = Prospects(parts, self._acceptance)
+        self._hope = Hope(LASTING if tries else 0)
+        self._prospects = Prospects(parts, self._acceptance, self._share, self._hope)
         self._answers: dict[str, Answer] = {}
         self._reviewed_at, self._reviewed = 0, 0  # the step, and its rows
-        self._dominance, self._surprises, self._hope = Dominance(), 0, Hope()
+        self._dominance, self._surprises = Dominance(), 0
         self.draws = self.reviews = 0
 
+    @property
+    def tries(self) -> bool:
+        """True if drafts are tried that are not expected to be the best. May be set."""
+        return self._hope.lasting > 0
+
+    @tries.setter
+    def tries(self, tries: bool) -> None:
+        self._hope.lasting = LASTING if tries else 0
+
     def choose(self, rows: Sequence[RowView]) -> Choices:
+        self._prospects.alone = len(rows) == 1
         for row in rows:
             self._keep(row, rows)
         if self._is_due(rows):
@@ -105,7 +115,7 @@ class GoodputSelection(SelectionState):
     def _learn_from(self, answer: Answer) -> None:
         for source, (steps, tried, accepted) in answer.new.items():
             before = answer.own.get(source)
-            self._hope.saw(source, tried)
+            self._hope.saw(source, answer.kind, tried)
             if self._acceptance.learn(source, answer.known, steps, tried, accepted, before):
                 self._leave(source)
             answer.own[source] = Tried.more(before, tried, accepted, answer.known)
@@ -118,13 +128,12 @@ class GoodputSelection(SelectionState):
         self._reviewed_at = self.steps - LEARN_EVERY
         for answer in self._answers.values():
             answer.prospect = None
-        if self.tries:
-            self._hope.begin(source, self._acceptance.usual(source))
+        self._hope.fell(source, self._acceptance.usual(source))
 
     def draft_changed(self, change: DraftChange) -> None:
         source = change.source
         self._prospects.changed(change)
-        self._hope.forget(source)
+        self._hope.changed(source)
         self._dominance.changed()
         self._acceptance.changed(change)
         for answer in self._answers.values():
@@ -132,7 +141,8 @@ class GoodputSelection(SelectionState):
             answer.own.pop(source, None)
             answer.new.pop(source, None)
             if answer.draft == source:
-                answer.loss, answer.belief = 0.0, self._belief(source, answer.known)
+                answer.loss = 0.0
+                answer.belief = self._belief(source, answer)
 
     def _keep(self, row: RowView, rows: Sequence[RowView]) -> None:
         """Keep a row's draft, or begin with one: for a new answer, or where its draft may not draft for it."""
@@ -154,7 +164,7 @@ class GoodputSelection(SelectionState):
         if not self._dominance.covers(kind_of(row, rows), self._acceptance.chance(draft, of_domain(row))):
             return None
         known = features(row)
-        return Answer(draft, row.context_tokens, known, self._acceptance.chance(draft, known))
+        return Answer(draft, row.context_tokens, known, self._acceptance.chance(draft, known), domain_place(row))
 
     def _begun(self, row: RowView, rows: Sequence[RowView]) -> Answer:
         """Return a new answer with its first draft, drawn by what its drafts may be worth beside the others'."""
@@ -163,12 +173,14 @@ class GoodputSelection(SelectionState):
         found = [self._acceptance.log_odds(name, known) for name in names]
         mean = [sigmoid(log_odds) for log_odds, _ in found]
         drawn = [sigmoid(log_odds + draws.gauss(0, 1) * deviation) for log_odds, deviation in found]
-        drawn = list(map(self._hope.of, names, drawn)) if self.tries else mean
-        self._hope.begun()
+        hoped_for = [name not in self.free and self._hope.tries(name, domain_place(row)) for name in names]
+        least = [self._hope.chance * is_hoped for is_hoped in hoped_for]
+        drawn = list(map(max, drawn, least)) if self.tries else mean
+        self._hope.begun(domain_place(row))
         others = [other for other in rows if other is not row and other.sequence_id in self._answers]
-        beside = [self._prospect_of(other, names, self._hope) for other in others]
+        beside = [self._prospects.hoped(other, names, self._answers[other.sequence_id]) for other in others]
         own = numpy.append(self._places(others, names), NONE)
-        prospects = [self._prospect(row, names, each) for each in (mean, drawn)]
+        prospects = [self._prospects.of(row, names, each) for each in (mean, drawn)]
         expected, hoped = (self._prospects.batch([*beside, each], names) for each in prospects)
         price = expected.rate(own)
         rates, hopes = (batch.rates(own, len(others), price) for batch in (expected, hoped))
@@ -176,20 +188,21 @@ class GoodputSelection(SelectionState):
         able.sort(key=lambda place: names[place] not in self.free)  # first, where no draft is worth more than nothing
         chosen = max(able, key=lambda place: hopes[place])
         own[-1] = chosen
-        rate = expected.rate(own, price, hoped) if self._hope.holds else rates[chosen]
+        rate = expected.rate(own, price, hoped) if any(least) else rates[chosen]
         lost = len(own) * (max([rates[place] for place in able]) / rate - 1)
         # A trial is believed in: by what is expected of the draft, a controller might let it draft nothing.
         belief = None if names[chosen] in self.free else max(mean[chosen], drawn[chosen]) if lost else mean[chosen]
-        answer = Answer(names[chosen], row.context_tokens, known, belief, lost)
-        answer.prospect = names, prospects[0]
+        answer = Answer(names[chosen], row.context_tokens, known, belief, domain_place(row), lost)
+        answer.prospect = (names, self._prospects.alone), prospects[0]
         best = max(able, key=lambda place: rates[place])
         careful = [
             sigmoid(log_odds + (-SURE if place == best else SURE) * deviation)
             for place, (log_odds, deviation) in enumerate(found)
         ]
-        doubted = self._prospects.batch([*beside, self._prospect(row, names, careful)], names)
+        doubted = self._prospects.batch([*beside, self._prospects.of(row, names, careful)], names)
         worst = doubted.rates(own, len(others), price)
-        if names[best] not in self.free and chosen == best == max(able, key=lambda place: worst[place]):
+        known_best = names[best] not in self.free and not any(hoped_for)
+        if known_best and chosen == best == max(able, key=lambda place: worst[place]):
             chance = self._acceptance.chance(names[best], of_domain(row))
             self._dominance.is_certain(kind_of(row, rows), names[best], chance)
         else:
@@ -215,35 +228,44 @@ class GoodputSelection(SelectionState):
         for row, answer in zip(running, answers, strict=True):
             answer.known, answer.prospect = moved(answer.known, row), None
             if not answer.loss or answer.draft in answer.own:
-                answer.belief = self._belief(answer.draft, answer.known)
+                answer.belief = self._belief(answer.draft, answer)
         if len(names) < 2 or not running:
             return
         settled = [row.context_tokens >= answer.since + REVIEW for row, answer in zip(running, answers, strict=True)]
-        batch, own = self._batch(running, names, self._hope), self._places(running, names)
+        pairs, own = list(zip(running, answers, strict=True)), self._places(running, names)
+        batch = self._prospects.batch([self._prospects.hoped(row, names, answer) for row, answer in pairs], names)
         best = batch.best(own, numpy.array(settled))
-        loss = self._lost(running, names, own, best, batch) if self._hope.holds else 0.0
-        for row, answer, draft, may_move in zip(running, answers, best.tolist(), settled, strict=True):
+        drafts = [None if draft == NONE else names[draft] for draft in best.tolist()]
+        for answer, draft, may_move in zip(answers, drafts, settled, strict=True):
             if may_move:
-                answer.loss, answer.coming = 0.0, None
-            if draft != NONE and names[draft] != answer.draft:
-                answer.coming, answer.later = names[draft], loss
+                answer.loss, answer.later, answer.coming = 0.0, 0.0, None
+            if draft is not None and draft != answer.draft:
+                answer.coming = draft
                 self._dominance.doubted()
-                self._arrive(row, answer)
+        self._try(pairs, names, own, best, batch)
+        for row, answer in pairs:
+            self._arrive(row, answer)
         self._prospects.priced(batch, best)
 
-    def _lost(self, rows: Sequence[RowView], names: Sequence[str], own: Ints, best: Ints, hoped: Batch) -> float:
-        """Return what all rows lose for each token of a row that comes to another draft in hope.
+    def _try(
+        self, rows: Sequence[tuple[RowView, Answer]], names: Sequence[str], own: Ints, best: Ints, hoped: Batch
+    ) -> None:
+        """Believe in drafts that are hoped for, where rows have them or come to them.
 
         Args:
-            own, best: places of the rows' drafts so far, and of those that they come to.
+            own, best: places of the rows' drafts so far, and from now on.
             hoped: by what is hoped for.
         """
-        moves = numpy.count_nonzero(best != own)
-        if not moves:
-            return 0.0
-        expected = self._batch(rows, names, None)
+        on_trial = [answer for _, answer in rows if self._prospects.is_hoped(answer.coming or answer.draft, answer)]
+        if not on_trial:
+            return
+        expected = self._prospects.batch([self._prospects.expected(row, names, answer) for row, answer in rows], names)
         price = expected.rate(own)
-        return max(0.0, len(own) / moves * (expected.rate(own, price) / expected.rate(best, price, hoped) - 1))
+        lost = expected.rate(own, price) / expected.rate(best, price, hoped) - 1
+        for answer in on_trial:
+            answer.later = max(0.0, len(own) / len(on_trial) * lost)
+            if answer.later and answer.coming is None:
+                answer.loss, answer.belief = answer.later, self._belief(answer.draft, answer)
 
     def _arrive(self, row: RowView, answer: Answer) -> None:
         """Let an answer switch to the draft that is coming, once that needs no pass of its own to read its text."""
@@ -254,11 +276,14 @@ class GoodputSelection(SelectionState):
         elif unread[source] <= ALONG or not self.fast_switching:
             answer.draft, answer.coming, answer.since = source, None, row.context_tokens
             answer.loss, answer.later = answer.later, 0.0
-            belief = self._belief(source, answer.known)
-            answer.belief = self._hope.of(source, belief) if answer.loss and belief is not None else belief
+            answer.belief = self._belief(source, answer)
 
-    def _belief(self, source: str, known: Floats) -> float | None:
-        return None if source in self.free else self._acceptance.chance(source, known)
+    def _belief(self, source: str, answer: Answer) -> float | None:
+        """Return P(a token of a draft is accepted) by what is known of an answer, as is hoped while it is on trial."""
+        if source in self.free:
+            return None
+        chance = self._acceptance.chance(source, answer.known)
+        return self._prospects.hope_of(source, answer, chance) if answer.loss else chance
 
     def _arm(self, source: str) -> str:
         """Return the member that stands for a source: of those without a model, the best for all."""
@@ -273,28 +298,3 @@ class GoodputSelection(SelectionState):
         answers = [self._answers.get(row.sequence_id) for row in rows]
         drafts = [None if answer is None else self._arm(answer.coming or answer.draft) for answer in answers]
         return numpy.array([NONE if draft not in names else names.index(draft) for draft in drafts], dtype=int)
-
-    def _batch(self, rows: Sequence[RowView], names: Sequence[str], hope: Hope | None) -> Batch:
-        return self._prospects.batch([self._prospect_of(row, names, hope) for row in rows], names)
-
-    def _prospect_of(self, row: RowView, names: Sequence[str], hope: Hope | None) -> Prospect:
-        """Return what drafts would bring an answer, as it was known at its last review.
-
-        Args:
-            hope: for drafts that have no trials of the answer, None: by what is expected alone.
-        """
-        answer = self._answers[row.sequence_id]
-        if hope is not None and answer.prospect is not None and answer.prospect[0] == names:
-            return answer.prospect[1]
-        chances = self._acceptance.chances(answer.known, answer.own, names)
-        if hope is None:
-            return self._prospect(row, names, chances)
-        pairs = zip(names, chances, strict=True)
-        hoped = [chance if name in answer.own else hope.of(name, chance) for name, chance in pairs]
-        answer.prospect = names, self._prospect(row, names, hoped)
-        return answer.prospect[1]
-
-    def _prospect(self, row: RowView, names: Sequence[str], chances: Sequence[float]) -> Prospect:
-        answer = self._answers.get(row.sequence_id)
-        share = self._share.of(row, *((0, 0) if answer is None else (answer.steps, answer.free)))
-        return self._prospects.of(row, names, chances, share)

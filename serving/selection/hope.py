@@ -1,56 +1,65 @@
-"""Hope for the other drafts, where one has collapsed: they are tried anew, whatever was known of them."""
+"""Hope for drafts of which little is known: all at first, one that is new, and the others where one has collapsed."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 
-ENOUGH = 64  # tokens of a draft that are tried in hope
-LASTING = 64  # answers begun after a collapse, in which there is hope
+ENOUGH = 64  # tokens of a draft that are tried in hope, for each kind of request
+LASTING = 64  # answers of a kind in which there is hope
 
 
 class Hope:
-    """Expects of each other draft that it is as good as the one that has collapsed was, until enough of it was tried.
+    """Says which drafts are taken for as good as they may be, until enough of each was tried for a kind of request.
 
-    A draft that is not chosen is not judged, and what was known of it may be old. Where many rows share passes, a trial
-    of one row never pays, so all rows that hope are moved together.
+    A draft that is not chosen is not judged, and where many rows share passes, a trial of one row alone never pays. So
+    rows are moved together by what is hoped of a draft. After a collapse the others are hoped to be as good as that
+    draft was, for what was known of them may be old.
 
     Attributes:
-        chance: P(a token is accepted) that is hoped for.
+        lasting: answers of a kind in which there is hope, 0: there is none.
+        chance: P(a token is accepted) that is hoped for at least.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lasting: int = LASTING) -> None:
         self.chance = 0.0
-        self._left = 0  # answers
-        self._tried = Counter[str]()
+        self.lasting = lasting
+        self._since = 0  # answers begun since a draft collapsed
+        self._fallen = set[str]()
+        self._begun = Counter[Hashable]()
+        self._tried = Counter[tuple[str, Hashable]]()  # tokens
 
-    @property
-    def holds(self) -> bool:
-        """True while some drafts may be hoped for."""
-        return self._left > 0
+    def tries(self, source: str, kind: Hashable) -> bool:
+        """Return True for a draft that is hoped for where requests are of this kind."""
+        hopes = self._begun[kind] < self.lasting and source not in self._fallen
+        return hopes and self._tried[source, kind] < ENOUGH
 
-    def begin(self, source: str, chance: float) -> None:
+    def fell(self, source: str, chance: float) -> None:
         """Hope for all drafts but this one, which has collapsed, and but those that were tried since another had.
 
         Args:
             chance: P(a token of it was accepted).
         """
-        if not self.holds:
+        if not self.chance:
+            self._fallen.clear()
             self._tried.clear()
-        self.chance, self._left = chance, LASTING
-        self._tried[source] = ENOUGH
+        self._begun.clear()
+        self._fallen.add(source)
+        self.chance, self._since = chance if self.lasting else 0.0, 0
 
-    def of(self, source: str, chance: float) -> float:
-        """Return P(a token of a draft is accepted) that is hoped for, where it is expected to be `chance`."""
-        return max(chance, self.chance) if self.holds and self._tried[source] < ENOUGH else chance
+    def changed(self, source: str) -> None:
+        """Hope for a draft that is another now."""
+        self._begun.clear()
+        self._fallen.discard(source)
+        self._tried = Counter({key: tried for key, tried in self._tried.items() if key[0] != source})
 
-    def begun(self) -> None:
+    def begun(self, kind: Hashable) -> None:
         """Count a new answer."""
-        self._left -= self.holds
+        self._begun[kind] += 1
+        self._since += 1
+        if self._since >= self.lasting:
+            self.chance = 0.0
 
-    def saw(self, source: str, tried: int) -> None:
+    def saw(self, source: str, kind: Hashable, tried: int) -> None:
         """Count tokens of a draft that were tried."""
-        self._tried[source] += tried
-
-    def forget(self, source: str) -> None:
-        """Forget the trials of a draft that is another now."""
-        del self._tried[source]
+        self._tried[source, kind] += tried

@@ -10,37 +10,51 @@ from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.costs.drafted import Ints
 from distillspec.serving.costs.table import Floats
+from distillspec.serving.selection.accepting import sigmoid
+from distillspec.serving.selection.answer import Answer
 from distillspec.serving.selection.base import SelectionParts, drafts_of
 from distillspec.serving.selection.batch import TYPICAL, Batch, Prospect
 from distillspec.serving.selection.estimate import DraftsAcceptance
+from distillspec.serving.selection.free_share import FreeShare
+from distillspec.serving.selection.hope import Hope
 from distillspec.serving.selection.tree_gains import TOKENS, TreeGains
 
 LEAST_LEFT = 32  # tokens that an answer is taken to write still. As many as it has written, where those are more
+HOPED = 1.5  # standard deviations by which a draft that is hoped for may be better than it is expected to be
 
 
 class Prospects:
     """Makes prospects, and batches of them, by the present costs of steps.
 
-    Where the controller grows trees, it is these that drafts are priced by. What a node must bring is taken from the
-    last batch that was priced.
+    Where the controller grows trees, a row that is alone is priced by these. What a node must bring is taken from the
+    last batch that was priced. Rows that share passes are priced by chains: siblings make drafts alike, so by trees no
+    row alone would be worth the passes of another draft, and which draft is the best of a kind would be learnt late.
 
     Args:
-        acceptance: of the drafts, by positions.
+        acceptance: of the drafts.
+        share: of steps in which sources without a model draft.
+        hope: for drafts that are to be tried.
+
+    Attributes:
+        alone: the step has one row.
     """
 
-    def __init__(self, parts: SelectionParts, acceptance: DraftsAcceptance) -> None:
-        self.parts, self._acceptance = parts, acceptance
+    def __init__(self, parts: SelectionParts, acceptance: DraftsAcceptance, share: FreeShare, hope: Hope) -> None:
+        self.parts, self._acceptance, self._share, self._hope = parts, acceptance, share, hope
         self._blocks = set[str]()  # drafts that draft all tokens in one pass
+        self.alone = False
         self._trees: dict[str, TreeGains | None] = {}  # by draft, None: chains
         self._least: float | None = None  # tokens that a node must bring
 
-    def of(self, row: RowView, names: Sequence[str], chances: Sequence[float], free_share: float = 0.0) -> Prospect:
+    def of(
+        self, row: RowView, names: Sequence[str], chances: Sequence[float], answer: Answer | None = None
+    ) -> Prospect:
         """Return what drafts would bring a row.
 
         Args:
             names: the members to choose from, drafts and at most one source without a model.
             chances: P(a token is accepted) of each, in the mean.
-            free_share: of its steps, in which sources without a model draft.
+            answer: of the row so far.
         """
         latency, most = self.parts.latency(), self.parts.most
         found, reading_s = numpy.zeros((3, len(names), most)), numpy.zeros(len(names))
@@ -52,8 +66,32 @@ class Prospects:
             self._fill(found[:, place], option, chances[place])
             able[place], reading_s[place] = True, latency.reading_s(option.unread_tokens, option.source)
         left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
-        tokens, shapes = found[TOKENS], found[1:] if any(self._trees.values()) else None
-        return Prospect(tokens, able, reading_s, left, row.context_tokens, 1.0 - free_share, shapes)
+        share = self._share.of(row, *((0, 0) if answer is None else (answer.steps, answer.free)))
+        shapes = found[1:] if self.alone and any(self._trees.values()) else None
+        return Prospect(found[TOKENS], able, reading_s, left, row.context_tokens, 1.0 - share, shapes)
+
+    def expected(self, row: RowView, names: Sequence[str], answer: Answer) -> Prospect:
+        """Return what drafts are expected to bring an answer, by its own trials too."""
+        return self.of(row, names, self._acceptance.chances(answer.known, answer.own, names), answer)
+
+    def hoped(self, row: RowView, names: Sequence[str], answer: Answer) -> Prospect:
+        """Return the same with what is hoped for, as it was known at the answer's last review."""
+        if answer.prospect is None or answer.prospect[0] != (names, self.alone):
+            chances = self._acceptance.chances(answer.known, answer.own, names)
+            hoped = [self.hope_of(name, answer, chance) for name, chance in zip(names, chances, strict=True)]
+            answer.prospect = (names, self.alone), self.of(row, names, hoped, answer)
+        return answer.prospect[1]
+
+    def is_hoped(self, source: str, answer: Answer) -> bool:
+        """Return True for a draft that is hoped for, and was not tried for the answer."""
+        return source not in answer.own and source not in self.parts.free and self._hope.tries(source, answer.kind)
+
+    def hope_of(self, source: str, answer: Answer, chance: float) -> float:
+        """Return P(a token of a draft is accepted) that is hoped for, where it is expected to be `chance`."""
+        if not self.is_hoped(source, answer):
+            return chance
+        log_odds, deviation = self._acceptance.log_odds(source, answer.known)
+        return max(chance, self._hope.chance, sigmoid(log_odds + HOPED * deviation))
 
     def batch(self, rows: Sequence[Prospect], names: Sequence[str]) -> Batch:
         """Return the batch of some rows' prospects of these members."""
@@ -75,7 +113,7 @@ class Prospects:
 
     def _fill(self, found: Floats, option: Option, chance: float) -> None:
         """Write tokens, nodes and reads `[3, levels]` of a draft's trees or chains into `found`."""
-        trees = self._trees_of(option.source) if option.wide else None
+        trees = self._trees_of(option.source) if self.alone and option.wide else None
         if trees is None:
             survival = self._acceptance.survival(option.source, chance)
             survival[option.limit :] = 0.0

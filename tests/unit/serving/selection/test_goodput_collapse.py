@@ -20,7 +20,7 @@ from distillspec.serving.simulation import Hardware, SimulatedRequest, Simulatio
 
 SMALL = CostTable.line(1e-8, 1e-4, 2e-3)
 COSTS = LatencyModel(CostTable.line(1e-7, 1e-3, 2e-2), SMALL)
-BEFORE, WITHIN, AFTER = 60, 30, 50  # requests until the collapse, in which it is to be left, and after them
+BEFORE, WITHIN, AFTER = 90, 30, 50  # requests until the collapse, in which it is to be left, and after them
 COLLAPSED = 0.01
 
 
@@ -81,7 +81,7 @@ def test_where_no_other_is_sound_trials_are_few(slots: int) -> None:
 
 @pytest.mark.parametrize("slots", [1, 4])
 def test_trials_cost_little_where_nothing_collapses(slots: int) -> None:
-    run = simulated(load(5, 600, a=0.75, b=0.6, c=0.3), slots)
+    run = simulated(load(5, 300, a=0.75, b=0.6, c=0.3), slots)
     tried(run)
     chosen = selecting(run.policy.controller)
     assert chosen is not None

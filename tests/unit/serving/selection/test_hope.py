@@ -1,63 +1,90 @@
-"""Hope for other drafts after a collapse: for a bounded number of tokens and answers."""
+"""Hope for drafts of which little is known: for a bounded number of tokens and answers of each kind."""
 
 from __future__ import annotations
 
 from distillspec.serving.selection.hope import ENOUGH, LASTING, Hope
 
-EXPECTED = 0.1
+USUAL = 0.7
+MATHS, SQL = "maths", "sql"
 
 
-def hoping() -> Hope:
+def known() -> Hope:
+    """Return the hope for three drafts after many answers of one kind, in which all were tried."""
     found = Hope()
-    found.begin("a", 0.7)
+    for source in "abc":
+        found.saw(source, MATHS, 3 * ENOUGH)
+    end(found)
     return found
 
 
-def test_without_a_collapse_nothing_is_hoped_for() -> None:
+def end(hope: Hope, kind: str = MATHS) -> None:
+    for _ in range(LASTING):
+        hope.begun(kind)
+
+
+def hoped(hope: Hope, kind: str = MATHS) -> str:
+    return "".join([source for source in "abc" if hope.tries(source, kind)])
+
+
+def test_at_first_all_are_hoped_for_until_enough_of_each_was_tried() -> None:
     found = Hope()
-    found.saw("b", 3)
-    found.begun()
-    assert not found.holds
-    assert found.of("b", EXPECTED) == EXPECTED
+    assert (hoped(found), found.chance) == ("abc", 0.0)
+    found.saw("b", MATHS, ENOUGH - 1)
+    assert hoped(found) == "abc"
+    found.saw("b", MATHS, 1)
+    assert (hoped(found), hoped(found, SQL)) == ("ac", "abc")
+
+
+def test_answers_of_a_kind_end_it_for_all_drafts() -> None:
+    found = Hope()
+    for _ in range(LASTING):
+        assert hoped(found) == "abc"
+        found.begun(MATHS)
+    assert (hoped(found), hoped(found, SQL)) == ("", "abc")
 
 
 def test_all_but_the_one_that_collapsed_are_hoped_to_be_as_good() -> None:
-    found = hoping()
-    assert found.holds
-    assert [found.of(source, EXPECTED) for source in "abc"] == [EXPECTED, 0.7, 0.7]
-    assert found.of("b", 0.9) == 0.9
-
-
-def test_enough_tokens_end_it_for_one_draft() -> None:
-    found = hoping()
-    found.saw("b", ENOUGH - 1)
-    assert found.of("b", EXPECTED) == 0.7
-    found.saw("b", 1)
-    assert [found.of(source, EXPECTED) for source in "bc"] == [EXPECTED, 0.7]
-    found.forget("b")
-    assert found.of("b", EXPECTED) == 0.7, "it is another draft now"
-
-
-def test_answers_end_it_for_all() -> None:
-    found = hoping()
-    for _ in range(LASTING):
-        assert found.holds
-        found.begun()
-    assert not found.holds
-    assert found.of("b", EXPECTED) == EXPECTED
+    found = known()
+    assert hoped(found) == ""
+    found.fell("a", USUAL)
+    assert (hoped(found), hoped(found, SQL), found.chance) == ("bc", "bc", USUAL)
+    found.saw("b", MATHS, ENOUGH)
+    assert (hoped(found), hoped(found, SQL)) == ("c", "bc")
+    end(found)
+    assert (hoped(found), found.chance) == ("", 0.0)
 
 
 def test_a_second_collapse_does_not_let_drafts_be_tried_twice() -> None:
-    found = hoping()
-    found.saw("b", ENOUGH)
-    found.begin("b", 0.6)
-    assert [found.of(source, EXPECTED) for source in "abc"] == [EXPECTED, EXPECTED, 0.6]
+    found = known()
+    found.fell("a", USUAL)
+    found.saw("b", MATHS, ENOUGH)
+    found.fell("b", 0.6)
+    assert (hoped(found), hoped(found, SQL), found.chance) == ("c", "c", 0.6)
 
 
 def test_a_later_one_lets_all_others_be_tried() -> None:
-    found = hoping()
-    found.saw("b", ENOUGH)
-    for _ in range(LASTING):
-        found.begun()
-    found.begin("b", 0.6)
-    assert [found.of(source, EXPECTED) for source in "abc"] == [0.6, EXPECTED, 0.6]
+    found = known()
+    found.fell("a", USUAL)
+    found.saw("b", MATHS, ENOUGH)
+    end(found)
+    found.fell("b", 0.6)
+    assert hoped(found) == "ac"
+
+
+def test_one_that_is_another_now_is_hoped_for_and_not_to_be_as_good_as_an_old_one() -> None:
+    found = known()
+    found.fell("a", USUAL)
+    for source in "bc":
+        found.saw(source, MATHS, ENOUGH)
+    end(found)
+    found.changed("b")
+    assert (hoped(found), found.chance) == ("b", 0.0)
+    found.changed("a")
+    assert hoped(found) == "ab"
+
+
+def test_without_trials_there_is_never_hope() -> None:
+    found = Hope(0)
+    found.fell("a", USUAL)
+    found.changed("b")
+    assert (hoped(found), found.chance) == ("", 0.0)

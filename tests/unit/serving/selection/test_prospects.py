@@ -14,9 +14,13 @@ from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.rows import RowView
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.known import KnownTrees
+from distillspec.serving.selection.accepting import features
+from distillspec.serving.selection.answer import Answer
 from distillspec.serving.selection.batch import NONE, Prospect
-from distillspec.serving.selection.estimate import DraftsAcceptance
+from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
+from distillspec.serving.selection.free_share import FreeShare
 from distillspec.serving.selection.goodput import GoodputSelection
+from distillspec.serving.selection.hope import ENOUGH, Hope
 from distillspec.serving.selection.named import with_selection
 from distillspec.serving.selection.prospects import LEAST_LEFT, Prospects
 
@@ -28,8 +32,14 @@ NAMES = ("a", "b")
 
 
 def made(trees: KnownTrees | None = TREES) -> Prospects:
+    return around(DraftsAcceptance({}, LEVELS), trees)
+
+
+def around(acceptance: DraftsAcceptance, trees: KnownTrees | None = TREES, hope: Hope | None = None) -> Prospects:
     own = replace(parts(), fixed_length=None, most=LEVELS, trees=lambda: trees)
-    return Prospects(own, DraftsAcceptance({}, LEVELS))
+    found = Prospects(own, acceptance, FreeShare(()), hope or Hope(0))
+    found.alone = True
+    return found
 
 
 def wide(limit: int = LEVELS, *, siblings: bool = True, names: Sequence[str] = NAMES) -> RowView:
@@ -49,6 +59,18 @@ def test_chains_are_priced_where_no_trees_are_grown(trees: KnownTrees | None, si
     assert found.tokens == pytest.approx(numpy.tile([0.5, 0.75, 0.875], (2, 1)))
     assert found.able.all()
     assert found.left == LEAST_LEFT
+
+
+def test_rows_that_share_passes_are_priced_by_chains() -> None:
+    """Siblings make drafts alike: by trees one of several rows would hardly get the passes of a better draft."""
+    prospects, view = made(), wide()
+    tree = prospects.of(view, NAMES, [0.3, 0.75]).tokens[:, -1]
+    prospects.alone = False
+    found = prospects.of(view, NAMES, [0.3, 0.75])
+    assert found.shapes is None
+    chain = found.tokens[:, -1]
+    assert chain == pytest.approx([sum(chance**depth for depth in (1, 2, 3)) for chance in (0.3, 0.75)])
+    assert chain[0] / chain[1] < 0.7 * tree[0] / tree[1]
 
 
 def test_trees_bring_more_than_chains_and_take_more_nodes() -> None:
@@ -82,7 +104,7 @@ def test_trees_get_smaller_where_a_token_is_worth_more() -> None:
 
 def test_another_draft_has_other_trees() -> None:
     acceptance = DraftsAcceptance({}, LEVELS)
-    prospects = Prospects(replace(parts(), fixed_length=None, most=LEVELS, trees=lambda: TREES), acceptance)
+    prospects = around(acceptance)
     acceptance.saw("a", [Trial(1, 0, "a", True), Trial(2, 0, "a", False)] * 200)
     before = of(prospects, wide())
     change = DraftChange("a")
@@ -100,6 +122,25 @@ def test_siblings_make_up_for_what_a_cheap_draft_misses(trees: KnownTrees | None
     batch = prospects.batch([own], names)
     rates = batch.rates(numpy.array([NONE]), 0, batch.rate(numpy.array([NONE])))
     assert names[rates.index(max(rates))] == best
+
+
+def test_drafts_without_trials_of_an_answer_may_be_hoped_for() -> None:
+    hope, acceptance = Hope(), DraftsAcceptance({}, LEVELS)
+    prospects, view = around(acceptance, None, hope), wide()
+    answer = Answer("a", view.context_tokens, features(view), 0.5)
+    answer.own["a"] = Tried(30, 15, answer.known)
+    expected = prospects.expected(view, NAMES, answer).tokens[:, 0]
+    assert expected == pytest.approx([0.5, 0.5])
+    hoped = prospects.hoped(view, NAMES, answer).tokens[:, 0]
+    assert hoped[0] == expected[0], "what it has tried it knows"
+    assert 0.6 < hoped[1] < 0.8, "as it may be"
+    hope.fell("a", 0.9)
+    answer.prospect = None
+    assert prospects.hoped(view, NAMES, answer).tokens[1, 0] == pytest.approx(0.9)
+    hope.saw("b", answer.kind, ENOUGH)
+    assert prospects.hoped(view, NAMES, answer).tokens[1, 0] == pytest.approx(0.9), "until the next review"
+    answer.prospect = None
+    assert (prospects.hoped(view, NAMES, answer).tokens[:, 0] == expected).all()
 
 
 @pytest.mark.parametrize("trees", [None, TREES.nodes])
