@@ -72,5 +72,6 @@ def measured_costs(profile: Path | None) -> tuple[str, LatencyModel]:
         found = Profile.read(profile)
         return found.title, found.latency
     kept = read_object(RESULTS / "fidelity_profile.json")
-    target, draft = (CostTable.from_json(kept[name]["cost"]) for name in ("target_cost", "draft_cost"))
+    drafting = next(iter(kept["drafts"].values()))
+    target, draft = (CostTable.from_json(own["cost"]) for own in (kept["target_cost"], drafting["cost"]))
     return f"{kept['machine']['cpu']}, fidelity_profile.json", LatencyModel(target, draft)

@@ -66,7 +66,7 @@ def main() -> None:
 
 def false_promotions(streams: int, margin: float) -> dict[str, Any]:
     """Count the streams of equal candidates in which at least one is promoted."""
-    config = GateConfig(margin=margin, max_gamma=LONGEST)
+    config = GateConfig(margin=margin, speculation_length=LONGEST)
     promoted = [false_promotions_of(seed, config) for seed in range(streams)]
     return {"candidates": CANDIDATES, "promotions": sum(promoted), **share([count > 0 for count in promoted])}
 
@@ -86,7 +86,7 @@ def gains(tries: int, gain: float, answers: int) -> dict[str, Any]:
     """Return what is decided on candidates that are better, with the default margin and without one."""
     found = {}
     for name, margin in (("margin 0", 0.0), ("margin .01", 0.01)):
-        config = GateConfig(requests=answers, margin=margin, max_gamma=LONGEST)
+        config = GateConfig(requests=answers, margin=margin, speculation_length=LONGEST)
         verdicts = []
         for seed in range(tries):
             draw = partial(pairs, numpy.random.default_rng(seed), gain=gain)

@@ -142,11 +142,11 @@ def _connect_engine(settings: EngineConfig) -> None:
         return decoders(draft, target, how)
 
     def engine_costs(
-        draft: LanguageModel, target: LanguageModel, batches: Sequence[int], max_gamma: int
+        draft: LanguageModel, target: LanguageModel, batches: Sequence[int], longest: int
     ) -> dict[int, StepCost]:
         from distillspec.serving.speedup import engine_costs as costs
 
-        return costs(draft, target, batches, max_gamma)
+        return costs(draft, target, batches, longest)
 
     COSTS["engine"] = engine_costs
     GENERATORS["engine"] = engine_generator

@@ -183,6 +183,11 @@ def write_folder(path: Path, write: Callable[[Path], Any]) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+def folder_bytes(path: Path) -> int:
+    """Return the bytes of all files in a folder and below."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
 def verify_folder(path: Path) -> str | None:
     """Return the reason not to trust the folder, or None if every recorded digest matches."""
     record = path / DIGESTS

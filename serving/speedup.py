@@ -53,20 +53,20 @@ def engine_decoders(draft: LanguageModel, target: LanguageModel, how: Decoding) 
 
 
 def engine_costs(
-    draft: LanguageModel, target: LanguageModel, batches: Sequence[int], max_gamma: int
+    draft: LanguageModel, target: LanguageModel, batches: Sequence[int], longest: int
 ) -> dict[int, StepCost]:
     """Time the engine's passes at every batch size, with `CONTEXT_TOKENS` tokens a row, verdicts included."""
-    return {batch: _engine_cost(draft, target, batch, max_gamma) for batch in batches}
+    return {batch: _engine_cost(draft, target, batch, longest) for batch in batches}
 
 
 @torch.inference_mode()
-def _engine_cost(draft: LanguageModel, target: LanguageModel, batch: int, max_gamma: int) -> StepCost:
+def _engine_cost(draft: LanguageModel, target: LanguageModel, batch: int, longest: int) -> StepCost:
     limit = target.longest_text or CONTEXT_TOKENS * 2
-    length = min(CONTEXT_TOKENS + 2 * max_gamma + 2, limit)
-    context = length - 2 * max_gamma - 2
+    length = min(CONTEXT_TOKENS + 2 * longest + 2, limit)
+    context = length - 2 * longest - 2
     settings = EngineConfig(
         controller="fixed",
-        speculation_length=max_gamma,
+        speculation_length=longest,
         max_slots=batch,
         max_model_len=length,
         compile=False,
@@ -75,8 +75,8 @@ def _engine_cost(draft: LanguageModel, target: LanguageModel, batch: int, max_ga
     engine = Engine(target, draft, settings)
     try:
         passes = engine.timed_passes()
-        drafting = {k: passes.drafting(batch, k, context) for k in range(1, max_gamma + 1)}
-        verifying = {k: passes.verification(batch, k, context) for k in range(max_gamma + 1)}
+        drafting = {k: passes.drafting(batch, k, context) for k in range(1, longest + 1)}
+        verifying = {k: passes.verification(batch, k, context) for k in range(longest + 1)}
         passes.warm_up([*verifying.values(), *drafting.values()])
 
         def seconds(side: str, k: int) -> float:
@@ -84,6 +84,6 @@ def _engine_cost(draft: LanguageModel, target: LanguageModel, batch: int, max_ga
                 return passes.seconds(drafting[k if side == LOOP else 1])
             return passes.seconds(verifying[k if side == VERIFY else 0])
 
-        return paired_cost(batch, seconds, max_gamma, loops=True)
+        return paired_cost(batch, seconds, longest, loops=True)
     finally:
         engine.close()

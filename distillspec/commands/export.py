@@ -16,6 +16,13 @@ def run(config: ExportCommand, folder: Path) -> None:
     draft = find_draft(str(config.draft.path))
     target = load_target(config.target)
     open_run(folder, config)
-    result = export_draft(draft, folder / "export", config.format, target, dtype=config.dtype, gamma=config.gamma)
+    result = export_draft(
+        draft,
+        folder / "export",
+        config.format,
+        target,
+        dtype=config.dtype,
+        speculation_length=config.speculation_length,
+    )
     print("\n".join(result.lines()))
     close_run(folder, "export", result.to_json())

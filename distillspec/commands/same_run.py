@@ -17,7 +17,11 @@ from distillspec.training.tracking import flat
 
 BEFORE = "before.json"  # figures of the untrained draft
 TEXT = ("target.path", "seed", "sampling.", "data.")  # settings of the text
-DRAFT = ("draft.", "train.eval_max_prompts", "evaluation.max_gamma")  # of the untrained draft, and of what is compared
+DRAFT = (
+    "draft.",
+    "train.eval_max_prompts",
+    "evaluation.speculation_length",
+)  # of the untrained draft, and of what is compared
 PATHS = ("target.path", "data.prompts", "data.cache", "draft.path")  # what they name may have moved since
 # Settings of how text is written, not of what, and of text that is still to be written.
 FREE = (

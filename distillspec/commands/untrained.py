@@ -16,7 +16,7 @@ from distillspec.errors import ConfigError
 from distillspec.generation import make_generator
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.models.draft import DEFAULT_LAYERS, kept_ids_of
-from distillspec.models.eagle import begin_evenly, channel_scale, lends_layers
+from distillspec.models.eagle import begin_at_size, begin_evenly, channel_scale, lends_layers
 from distillspec.models.features import read_states
 from distillspec.models.vocabulary import choose_kept_ids, expected_counts
 from distillspec.progress import TokenMeter, progress
@@ -36,10 +36,10 @@ def prepare_draft(
 
     Args:
         texts: returns target-written samples, which choose the vocabulary, the layers with `draft.select=acceptance`,
-            and the scale of states. Called at most once, and only where something is to be chosen.
+            and the scale or the norms of states. Called at most once, and only where something is to be chosen.
     """
     by_acceptance = config.kind == "pruned" and config.select == "acceptance" and config.keep is None
-    by_states = config.kind == "eagle" and not lends_layers(target)
+    by_states = config.kind == "eagle" and (config.state_norms or not lends_layers(target))
     samples = texts() if by_acceptance or by_states or config.vocabulary is not None else []
     kept_ids = None
     if config.vocabulary is not None:
@@ -60,12 +60,16 @@ def prepare_draft(
             )
     draft = initialise_draft(config, target, kept_ids=kept_ids)
     if by_states:
-        begin_evenly(draft, _channel_scale(target, samples[:SCALE_TEXTS], draft.state_ids))
+        states = _states_of(target, samples[:SCALE_TEXTS], draft.state_ids)
+        if lends_layers(target):
+            begin_at_size(draft, states)
+        else:
+            begin_evenly(draft, channel_scale(states))
     return draft
 
 
-def _channel_scale(target: LanguageModel, samples: Sequence[Sample], state_ids: Sequence[int]) -> Tensor:
-    """Return the scale of each channel of these states. A text's first token is left out: its states are unlike.
+def _states_of(target: LanguageModel, samples: Sequence[Sample], state_ids: Sequence[int]) -> Tensor:
+    """Return these states of a text's tokens `[n, F]`. The first token is left out: its states are unlike.
 
     Raises:
         ConfigError: there is no text.
@@ -77,7 +81,7 @@ def _channel_scale(target: LanguageModel, samples: Sequence[Sample], state_ids: 
         found.append(read_states(target, ids, places, state_ids)[0, 1:])
     if not sum(map(len, found)):
         raise ConfigError(f"draft=eagle needs text, to scale the states of {target.name} by; give data.prompts")
-    return channel_scale(torch.cat(found))
+    return torch.cat(found)
 
 
 def target_texts(config: DataConfig, target: LanguageModel, folder: DataFolder, seed: int) -> list[Sample]:

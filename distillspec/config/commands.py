@@ -144,14 +144,14 @@ class ExportCommand:
     draft: DraftPathConfig = field(default_factory=DraftPathConfig)
     format: str = "hf"  # hf | vllm | sglang | speculators
     dtype: str = "auto"  # of the weights; auto: float32 for hf, bfloat16 for engines
-    gamma: int = 4  # speculation length in the printed command
+    speculation_length: int = 4  # speculation length in the printed command
     target: TargetConfig = field(default_factory=TargetConfig)
 
     def __post_init__(self) -> None:
         require(bool(self.draft.path), "name the draft to export: draft.path=FOLDER")
         one_of("format", self.format, ("hf", "vllm", "sglang", "speculators"))
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
-        require(1 <= self.gamma <= 32, f"gamma={self.gamma} must be in 1..32")
+        require(1 <= self.speculation_length <= 32, f"speculation_length={self.speculation_length} must be in 1..32")
 
 
 @dataclass

@@ -42,7 +42,7 @@ class SamplingConfig:
 class EvaluationConfig:
     """Measures of an evaluation."""
 
-    max_gamma: int = 8  # longest speculation length that is evaluated
+    speculation_length: int = 8  # longest speculation length that is evaluated
     bootstrap_samples: int = 1000  # resamples for the confidence intervals
     measure_cost: bool = True  # time draft and target steps on this machine
     cost_batches: list[int] = field(default_factory=lambda: [1, 8])  # batch sizes of those timings
@@ -52,7 +52,10 @@ class EvaluationConfig:
     speedup_tokens: int = 96
 
     def __post_init__(self) -> None:
-        require(1 <= self.max_gamma <= 32, f"evaluation.max_gamma={self.max_gamma} must be in 1..32")
+        require(
+            1 <= self.speculation_length <= 32,
+            f"evaluation.speculation_length={self.speculation_length} must be in 1..32",
+        )
         require(
             10 <= self.bootstrap_samples <= 100_000,
             f"evaluation.bootstrap_samples={self.bootstrap_samples} must be in 10..100000",

@@ -37,13 +37,13 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
     "eval": (
         *("drafts", *_TARGET, "data.prompts", "data.cache", "data.eval_prompts", "data.max_new_tokens"),
         *("sampling.temperature", "sampling.top_k", "sampling.top_p"),
-        *("evaluation.max_gamma", "evaluation.measure_cost", "evaluation.measure_speedup", "seed"),
+        *("evaluation.speculation_length", "evaluation.measure_cost", "evaluation.measure_speedup", "seed"),
     ),
     "generate": (
         *(*_TARGET, "draft.path", *_PROMPTS, "data.max_minutes", "data.source", "data.temperature"),
         *("data.signal", "data.batch_slots", "data.generator", "seed", "resume"),
     ),
-    "export": ("draft.path", "format", "dtype", "gamma", *_TARGET),
+    "export": ("draft.path", "format", "dtype", "speculation_length", *_TARGET),
     "report": ("runs", "title"),
     "adapt": (
         *("online.folder", "once", "judge", "retrain_without", "max_updates", "loss.name", *_TARGET),

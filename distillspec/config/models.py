@@ -36,6 +36,7 @@ class DraftConfig:
     heads: int = 4  # scratch: attention heads
     features: bool = False  # pruned, pretrained: read the target's hidden states too
     feature_ids: list[int] | None = None  # states that the draft reads; null: 2, L / 2, L − 1 (medusa L)
+    state_norms: bool = False  # eagle: norm each state before they are fused; no other engine loads such drafts
     positions: int = 4  # medusa, block: the most tokens to draft at once
     markov: int = 64  # block: width of what the head reads of the token before; 0: nothing
     confidence: bool = False  # block: learn what will be accepted, for engine.draft_confidence
@@ -115,6 +116,7 @@ class DraftConfig:
         for key, made_by in {
             "hidden_size": "scratch",
             "heads": "scratch",
+            "state_norms": "eagle",
             "positions": "medusa",
             "markov": "block",
             "confidence": "block",

@@ -160,14 +160,14 @@ class GateConfig:
     min_requests: int = 24  # the fewest for a verdict
     margin: float = 0.01  # relative gain in expected goodput that the interval's lower end must exceed
     domain_requests: int = 8  # the fewest conversations for a verdict on a domain or a tenant
-    max_gamma: int = 4  # longest speculation length considered
+    speculation_length: int = 4  # longest speculation length considered
     rollback_requests: int = 32  # requests before a version is suspected; conversations that clear one
     window: int = 400  # newest finished requests of a version in its interval
     collapse: float = 0.5  # share of the acceptance before; below it there is an alarm, and four requests are enough
     bootstrap_samples: int = 1000
 
     def __post_init__(self) -> None:
-        for name in ("requests", "min_requests", "domain_requests", "max_gamma", "rollback_requests"):
+        for name in ("requests", "min_requests", "domain_requests", "speculation_length", "rollback_requests"):
             require(getattr(self, name) >= 1, f"gate.{name}={getattr(self, name)} must be at least 1")
         one_of("gate.evidence", self.evidence, ("log", "target"))
         require(

@@ -152,7 +152,7 @@ DRAFT_KINDS: dict[str, Choice] = {
     "eagle": Choice(
         "distillspec.models.draft:make_eagle",
         "a layer on the target's hidden states (EAGLE-3)",
-        reads=("layers", "feature_ids"),
+        reads=("layers", "feature_ids", "state_norms"),
     ),
     "block": Choice(
         "distillspec.models.draft:make_block",

@@ -43,6 +43,12 @@ FIXED = {
     "loss.reference": "online updates choose tokens by adapt.positions",
 }
 """Setting of the commands that learn online → what holds in its place, and thereby why nobody needs it."""
+RENAMED = {
+    "evaluation.max_gamma": "evaluation.speculation_length",
+    "gate.max_gamma": "gate.speculation_length",
+    "gamma": "speculation_length",  # of distill export
+}
+"""Setting of earlier versions → its name now."""
 NOT_RANDOM = ("export", "report", "replay", "versions")
 NOT_OF_SAMPLING = {"engine"} | {
     f"engine.{name}"
@@ -59,6 +65,8 @@ def removed(command: str, key: str) -> str | None:
         )
     if command in LEARNING and key in FIXED:
         return f"{key} is no longer a setting of distill {command}: {FIXED[key]}"
+    if key in RENAMED:
+        return f"{key} is called {RENAMED[key]} now"
     if command in NOT_RANDOM and key == "seed":
         return f"seed is no longer a setting of distill {command}: nothing in it is random"
     return None

@@ -33,7 +33,7 @@ OF_LEARNING = (
     *("online.folder", "online.metrics_s", "online.keep_versions"),
 )
 OF_THE_TRAINER = (  # of the online trainer, whatever process it runs in
-    *("loss", "loss.*", "tracker", "tracker.*", "gate.evidence", "gate.max_gamma"),
+    *("loss", "loss.*", "tracker", "tracker.*", "gate.evidence", "gate.speculation_length"),
     *("adapt.mode", "adapt.positions", "adapt.accepted_weight", "adapt.replay_share", "adapt.offline"),
     *("adapt.offline_share", "adapt.tenant_share", "adapt.vocabulary", "adapt.epochs"),
     *("adapt.max_steps", "adapt.learning_rate", "adapt.batch_tokens", "adapt.row_tokens", "adapt.clip_norm"),

@@ -172,6 +172,13 @@ def recorded_key(folder: Path) -> dict[str, Any]:
     return _read_manifest(path)["key"] if path.is_file() else {}
 
 
+def recorded_seconds(folder: Path) -> float | None:
+    """Return the seconds in which the samples of a folder were made. None: it has no manifest, or one of before."""
+    path = folder / MANIFEST
+    seconds: float | None = _read_manifest(path).get("seconds") if path.is_file() else None
+    return seconds
+
+
 def _save(samples: list[Sample], path: Path) -> None:
     signals = [s.signal for s in samples if s.signal is not None]
     whole = len(signals) == len(samples)

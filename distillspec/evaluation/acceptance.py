@@ -134,7 +134,7 @@ def evaluate(
     samples = _first_prompts([sample for sample in samples if sample.response_ids], max_prompts)
     if not samples:
         raise ConfigError("there is nothing to evaluate: no held-out prompt has a response")
-    gamma = config.max_gamma if max_prompts is None else min(config.max_gamma, DEFAULT_GAMMA)
+    gamma = config.speculation_length if max_prompts is None else min(config.speculation_length, DEFAULT_GAMMA)
     with deployed(draft, target) as model:
         prompts = _sum_by_prompt(model, target, samples, policy, gamma, on_sample, states or TargetStates(target))
         result = _summarise(draft.name, policy, prompts, config.bootstrap_samples, seed)
@@ -177,14 +177,14 @@ def _sum_by_prompt(
     target: LanguageModel,
     samples: Sequence[Sample],
     policy: SamplingPolicy,
-    max_gamma: int,
+    longest: int,
     on_sample: Callable[[int, int], None] | None,
     states: TargetStates,
 ) -> list[PromptSums]:
     sums: dict[str, PromptSums] = {}
     for done, sample in enumerate(samples, start=1):
-        positions = measure_positions(draft, target, sample, policy, states=states, depths=max_gamma)
-        counts = count_blocks(positions, sample.finished, max_gamma)
+        positions = measure_positions(draft, target, sample, policy, states=states, depths=longest)
+        counts = count_blocks(positions, sample.finished, longest)
         sums_here = [getattr(positions, name).sum() for name in PER_POSITION]
         values = torch.stack([*sums_here, *(each.alpha.sum() for each in positions.deeper)])
         own = values.numpy(), counts.tokens.numpy(), counts.blocks.numpy(), _rank_sums(positions)
@@ -248,7 +248,7 @@ def _add_timings(
 ) -> EvaluationResult:
     if config.measure_cost and config.cost_batches:
         measure = COSTS.get("engine", COSTS["reference"])
-        costs = measure(draft, target, config.cost_batches, config.max_gamma)
+        costs = measure(draft, target, config.cost_batches, config.speculation_length)
         tau = [interval.mean for interval in result.tau]
         resampled = resampled_ratios(*_block_sums(result.by_prompt), config.bootstrap_samples, seed)
         speedups = {batch: predict_speedup(tau, cost, resampled, seed, result.prompts) for batch, cost in costs.items()}
@@ -278,6 +278,6 @@ def _add_timings(
 def _best_gamma(result: EvaluationResult, batch: int, config: EvaluationConfig) -> int:
     """Return the length of the highest predicted speed-up at a batch size, `DEFAULT_GAMMA` if none was predicted."""
     if batch not in (result.speedup or {}):
-        return min(DEFAULT_GAMMA, config.max_gamma)
+        return min(DEFAULT_GAMMA, config.speculation_length)
     predicted = result.speedup[batch].predicted  # type: ignore[index]
     return 1 + max(range(len(predicted)), key=lambda i: predicted[i])

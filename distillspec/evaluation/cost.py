@@ -123,37 +123,37 @@ def measure_costs(
     draft: LanguageModel,
     target: LanguageModel,
     batches: Sequence[int],
-    max_gamma: int,
+    longest: int,
     *,
     context_tokens: int = CONTEXT_TOKENS,
     rounds: int = ROUNDS,
 ) -> dict[int, StepCost]:
     """Time both models at every batch size. Tokens are random, since their values do not change the time."""
-    return {batch: _measure_batch(draft, target, batch, max_gamma, context_tokens, rounds) for batch in batches}
+    return {batch: _measure_batch(draft, target, batch, longest, context_tokens, rounds) for batch in batches}
 
 
 def _measure_batch(
-    draft: LanguageModel, target: LanguageModel, batch: int, max_gamma: int, context_tokens: int, rounds: int
+    draft: LanguageModel, target: LanguageModel, batch: int, longest: int, context_tokens: int, rounds: int
 ) -> StepCost:
-    shape = (batch, context_tokens + max_gamma + 1)
+    shape = (batch, context_tokens + longest + 1)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(target.identity.vocab_size, shape, generator=generator).to(target.device)
     reader, drafter = CachedModel(target), CachedModel(draft)
     for cached in (reader, drafter):
         cached.extend(ids[:, :context_tokens])
     ids = ids[:, context_tokens:]
-    most = min(max_gamma, draft.most_positions or max_gamma)
+    most = min(longest, draft.most_positions or longest)
     block = torch.cat([ids[:, :1], -torch.arange(1, most, device=ids.device).expand(len(ids), -1)], 1)
 
     def seconds(side: str, k: int) -> float:
         read = {VERIFY: ids[:, : k + 1], LOOP: block[:, :k]}.get(side, ids[:, :1])
         return time_step(drafter if side in (DRAFT, LOOP) else reader, read)
 
-    return paired_cost(batch, seconds, max_gamma, rounds, loops=draft.drafts_at_once)
+    return paired_cost(batch, seconds, longest, rounds, loops=draft.drafts_at_once)
 
 
 def paired_cost(
-    batch: int, seconds: Callable[[str, int], float], max_gamma: int, rounds: int = ROUNDS, *, loops: bool
+    batch: int, seconds: Callable[[str, int], float], longest: int, rounds: int = ROUNDS, *, loops: bool
 ) -> StepCost:
     """Time the sides in turn. Each verification and draft step has a plain step beside it.
 
@@ -165,10 +165,10 @@ def paired_cost(
         loops: time `LOOP` too. Else k tokens cost k draft steps.
     """
     sides = (DRAFT, PLAIN, VERIFY, LOOP) if loops else (DRAFT, PLAIN, VERIFY)
-    found: dict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in range(max_gamma)])
+    found: dict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in range(longest)])
     for round_ in range(WARMUP_ROUNDS + rounds):
         turn = 1 if round_ % 2 else -1
-        for k in range(1, max_gamma + 1)[::turn]:
+        for k in range(1, longest + 1)[::turn]:
             for side in sides[::turn]:
                 took = seconds(side, k)
                 if round_ >= WARMUP_ROUNDS:

@@ -82,12 +82,12 @@ def speculative_generate(
     target: LanguageModel,
     prompt_ids: Sequence[int],
     policy: SamplingPolicy,
-    gamma: int,
+    speculation_length: int,
     max_new_tokens: int,
     stop_ids: Sequence[int] | None = None,
     seed: int = 0,
 ) -> ReferenceOutput:
-    """Decode with up to `gamma` proposals a step, distributed as `plain_generate` (greedy: equal to it).
+    """Decode with up to `speculation_length` proposals a step, distributed as `plain_generate` (greedy: equal to it).
 
     `stop_ids=None` means the target's own. Proposals never run past `max_new_tokens` or a stop token.
 
@@ -101,7 +101,7 @@ def speculative_generate(
     proposed, accepted, finished = [], [], False
     while len(tokens) < end and not finished:
         # The step adds one token of the target's own, so one fewer than remain may be proposed.
-        proposal = _propose(drafter, tokens, min(gamma, end - len(tokens) - 1), policy, stops, streams)
+        proposal = _propose(drafter, tokens, min(speculation_length, end - len(tokens) - 1), policy, stops, streams)
         logits = _read(reader, tokens + proposal.tokens, last=len(proposal.tokens) + 1)
         verdict = _verify(logits, proposal, policy, streams)
         standing = int(verdict.accepted)
@@ -116,7 +116,7 @@ def speculative_generate(
         reader.crop(len(tokens) - 1)
         drafter.crop(len(tokens) - 1)
     response = tuple(tokens[len(prompt_ids) :])
-    return ReferenceOutput(response, finished, gamma, tuple(proposed), tuple(accepted))
+    return ReferenceOutput(response, finished, speculation_length, tuple(proposed), tuple(accepted))
 
 
 def plain_generate(

@@ -36,7 +36,7 @@ def export_draft(
     target: LanguageModel | None = None,
     *,
     dtype: str = "auto",
-    gamma: int = 4,
+    speculation_length: int = 4,
 ) -> ExportResult:
     """Write the draft as a plain folder that `format` loads, complete and proved before it is visible.
 
@@ -49,7 +49,7 @@ def export_draft(
         format: `hf` (plain transformers), `vllm`, `sglang`, or `speculators` (drafts of kind eagle and block alone).
         target: the target that the draft will serve. None leaves the row count as it is.
         dtype: of the weights. `auto` is float32 for `hf` and bfloat16 for the engines, which cast anyway.
-        gamma: the speculation length in the printed command.
+        speculation_length: the speculation length in the printed command.
 
     Raises:
         ConfigError: not a sound draft of this target, or the output folder holds other files.
@@ -62,7 +62,7 @@ def export_draft(
     if draft.state_input is not None:
         assert target is not None, "load_draft refuses such a draft without its target"
         export = export_block if draft.drafts_at_once else export_eagle if draft.attends else export_medusa
-        return export(draft, target, output_folder, format, dtype=dtype, gamma=gamma)
+        return export(draft, target, output_folder, format, dtype=dtype, speculation_length=speculation_length)
     if format == "speculators":
         raise ConfigError(
             f"format=speculators holds drafts of kind eagle or block, and {draft_folder} reads tokens alone; use "
@@ -91,7 +91,7 @@ def export_draft(
         len(probe.learnt),
         **measured,
         stray_mass_before=stray_before,
-        serve=serve_command(format, output_folder, target_name(target), gamma),
+        serve=serve_command(format, output_folder, target_name(target), speculation_length),
         warnings=warn(draft, target, rows, stray_before, measured["stray_mass"]),
         notes=NOTES[format],
     )

@@ -20,7 +20,7 @@ from distillspec.models.state_input import JOINED
 
 
 def export_eagle(
-    draft: LanguageModel, target: LanguageModel, folder: Path, format: str, *, dtype: str, gamma: int
+    draft: LanguageModel, target: LanguageModel, folder: Path, format: str, *, dtype: str, speculation_length: int
 ) -> ExportResult:
     """Write the draft as a folder that `format` loads, complete and proved before it is visible.
 
@@ -37,7 +37,7 @@ def export_eagle(
     measured: dict[str, float] = {}
 
     def write(temporary: Path) -> None:
-        write_eagle(temporary, draft, target, format, ids, dtype, gamma)
+        write_eagle(temporary, draft, target, format, ids, dtype, speculation_length)
         draft.text_tokenizer.save_pretrained(temporary)
         make_readable_for_transformers_4(temporary)
         measured.update(prove_eagle(temporary, probe, draft, target))
@@ -52,7 +52,7 @@ def export_eagle(
         draft.width,
         **measured,
         stray_mass_before=0.0,
-        serve=serve_command(format, folder, target_name(target), gamma, method="eagle3"),
+        serve=serve_command(format, folder, target_name(target), speculation_length, method="eagle3"),
         warnings=length_warnings(draft, target),
         notes=(
             *(NOTES["vllm"] if format != "sglang" else ()),
@@ -78,6 +78,12 @@ def check_shape(draft: LanguageModel, target: LanguageModel, format: str) -> Non
         raise ConfigError(
             f"{draft.name} reads the target's hidden states, and transformers has no such class; use format=vllm, "
             "sglang or speculators (distill serve takes the folder as it is)"
+        )
+    if draft.state_input.norms is not None:
+        raise ConfigError(
+            f"{draft.name} norms each state before they are fused (draft.state_norms=true), and no draft of "
+            f"format={format} does; distill serve takes the folder as it is, and training with "
+            "draft.state_norms=false makes one that can be exported"
         )
     if format == "sglang" and len(draft.layers) > 1:
         raise ConfigError(

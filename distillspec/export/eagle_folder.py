@@ -41,7 +41,7 @@ def write_eagle(
     form: str,
     ids: Sequence[int],
     dtype: str,
-    gamma: int,
+    speculation_length: int,
     more: Mapping[str, Tensor] | None = None,
     named: Mapping[str, Any] | None = None,
 ) -> None:
@@ -51,7 +51,7 @@ def write_eagle(
         form: `vllm`, `sglang` or `speculators`.
         ids: states that the engine hands over (`engine_states`).
         dtype: name of the weights' number format.
-        gamma: drafted tokens a step that the folder proposes (speculators).
+        speculation_length: drafted tokens a step that the folder proposes (speculators).
         more, named: further weights and settings.
     """
     floats = eagle_weights(draft, target, form, ids) | dict(more or {})
@@ -60,7 +60,7 @@ def write_eagle(
     if draft.width < rows:
         weights |= id_maps(draft, rows)
     save_file({name: value.cpu().contiguous() for name, value in weights.items()}, folder / WEIGHTS, {"format": "pt"})
-    settings = eagle_settings(draft, target, form, ids, dtype, gamma) | dict(named or {})
+    settings = eagle_settings(draft, target, form, ids, dtype, speculation_length) | dict(named or {})
     (folder / CONFIG).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -99,7 +99,7 @@ def head_rows(target: LanguageModel) -> int:
 
 
 def eagle_settings(
-    draft: LanguageModel, target: LanguageModel, form: str, ids: Sequence[int], dtype: str, gamma: int
+    draft: LanguageModel, target: LanguageModel, form: str, ids: Sequence[int], dtype: str, speculation_length: int
 ) -> dict[str, Any]:
     """Return the contents of `config.json`: a Llama's settings for the layer, and what it reads.
 
@@ -124,7 +124,7 @@ def eagle_settings(
         **reading,
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
-        "speculators_config": _speculators(target, gamma),
+        "speculators_config": _speculators(target, speculation_length),
         "transformer_layer_config": layer,
         "dtype": dtype,
         "tie_word_embeddings": False,
@@ -175,12 +175,12 @@ def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
     return {name: parameters[name] for name in ("rope_type", "rope_theta") if name in parameters}
 
 
-def _speculators(target: LanguageModel, gamma: int) -> dict[str, Any]:
+def _speculators(target: LanguageModel, speculation_length: int) -> dict[str, Any]:
     """Return how the draft is used: greedily drafted chains, for this target."""
     architectures = target.model.config.architectures or [type(target.model).__name__]
     return {
         "algorithm": "eagle3",
-        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": gamma}],
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": speculation_length}],
         "default_proposal_method": "greedy",
         "verifier": {"name_or_path": target_name(target), "architectures": list(architectures)},
     }

@@ -32,7 +32,7 @@ from distillspec.models.state_input import PARALLEL, deferred_scale
 
 
 def export_medusa(
-    draft: LanguageModel, target: LanguageModel, folder: Path, form: str, *, dtype: str, gamma: int
+    draft: LanguageModel, target: LanguageModel, folder: Path, form: str, *, dtype: str, speculation_length: int
 ) -> ExportResult:
     """Write the draft as a folder that vLLM loads, complete and proved before it is visible.
 

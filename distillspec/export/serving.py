@@ -24,7 +24,7 @@ NOTES = {
 }
 
 
-def serve_command(form: str, folder: Path, target: str, gamma: int, *, method: str = "draft_model") -> str:
+def serve_command(form: str, folder: Path, target: str, speculation_length: int, *, method: str = "draft_model") -> str:
     """Return the command (for plain transformers, the code) that serves `target` with the draft in `folder`.
 
     Args:
@@ -34,21 +34,22 @@ def serve_command(form: str, folder: Path, target: str, gamma: int, *, method: s
     if form in ("vllm", "speculators"):
         parallel = {"parallel_drafting": True} if method == "peagle" else {}
         name = "eagle3" if parallel else method
-        speculative = {"method": name, "model": path, "num_speculative_tokens": gamma, **parallel}
+        speculative = {"method": name, "model": path, "num_speculative_tokens": speculation_length, **parallel}
         compact = json.dumps(speculative, separators=(",", ":"))
         return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(compact)}"
     if form == "sglang":
         algorithm = "EAGLE3" if method == "eagle3" else "STANDALONE"
-        # With one candidate a step, SGLang verifies the root and the gamma drafted tokens together.
+        # With one candidate a step, SGLang verifies the root and the speculation_length drafted tokens together.
         return (
             f"python -m sglang.launch_server --model-path {shlex.quote(target)}"
             f" --speculative-algorithm {algorithm} --speculative-draft-model-path {shlex.quote(path)}"
-            f" --speculative-num-steps {gamma} --speculative-eagle-topk 1"
-            f" --speculative-num-draft-tokens {gamma + 1}"
+            f" --speculative-num-steps {speculation_length} --speculative-eagle-topk 1"
+            f" --speculative-num-draft-tokens {speculation_length + 1}"
         )
     return (
         f"draft = AutoModelForCausalLM.from_pretrained({path!r}); "
-        f"draft.generation_config.num_assistant_tokens = {gamma}; target.generate(..., assistant_model=draft)"
+        f"draft.generation_config.num_assistant_tokens = {speculation_length}; "
+        "target.generate(..., assistant_model=draft)"
     )
 
 

@@ -139,7 +139,7 @@ def make_pruned(config: DraftConfig, target: LanguageModel, layers: LayerSelecti
 def make_eagle(config: DraftConfig, target: LanguageModel, layers: LayerSelection) -> LanguageModel:
     """Make an EAGLE-3 draft that starts from the target's last layers where shapes allow, elsewhere random."""
     width, ids = target.model.config.get_text_config().hidden_size, state_ids_of(config, target)
-    model = eagle_model(eagle_config(target, config.layers or 1), list(ids), width)
+    model = eagle_model(eagle_config(target, config.layers or 1), list(ids), width, norms=config.state_norms)
     share_embeddings(model, target, torch.float32)
     copied = begin_from(model, target)
     return _untrained(model, target, {"kind": "eagle", "layers": config.layers or 1, "copied": copied})

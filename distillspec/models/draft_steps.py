@@ -190,6 +190,8 @@ def _has_plain_ends(model: LanguageModel) -> bool:
 
 def _reads(joins: StateInput, weights: torch.dtype) -> bool:
     """Return True if the kernel can bring in the states that a draft reads, by weights of this dtype."""
+    if joins.norms is not None:
+        return False
     if joins.scale is not None and weights != torch.bfloat16:  # codes, and float16, round small numbers to nothing
         return False
     lanes = vector_kernel().lanes

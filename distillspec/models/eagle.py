@@ -85,13 +85,15 @@ def keeps_keys_alone(draft: LanguageModel) -> bool:
     return draft.attends and len(draft.layers) == 1 and isinstance(draft.layers[0], EagleLayer)
 
 
-def eagle_model(config: LlamaConfig, state_ids: list[int], target_width: int) -> PreTrainedModel:
+def eagle_model(
+    config: LlamaConfig, state_ids: list[int], target_width: int, *, norms: bool = False
+) -> PreTrainedModel:
     """Return an EAGLE-3 model in float32, random but for the states' fusion."""
     model = LlamaForCausalLM(config)
     model.model.__class__ = EagleDecoder
     model.model.layers[0] = EagleLayer(config, 0)
     defer_norm(model.model)
-    model.state_input = StateInput(JOINED, state_ids, target_width, config.hidden_size)
+    model.state_input = StateInput(JOINED, state_ids, target_width, config.hidden_size, norms=norms)
     return model.eval()
 
 
@@ -163,6 +165,19 @@ def channel_scale(states: Tensor) -> Tensor:
     """
     size = states.float().square().mean(0).clamp(min=torch.finfo(torch.float32).tiny)
     return torch.exp2(-(size.log2() / 2).round().clamp(-MOST_SCALED, MOST_SCALED))
+
+
+@torch.no_grad()
+def begin_at_size(draft: LanguageModel, states: Tensor) -> None:
+    """Let norms of states begin with the size that these states `[n, len(state_ids) · D]` have in the mean.
+
+    A layer that was copied from the target adds to a state what fits its size.
+    """
+    assert draft.state_input is not None
+    assert draft.state_input.norms is not None
+    norms = draft.state_input.norms
+    size = states.float().unflatten(-1, (-1, norms.width)).square().mean(-1).sqrt().mean(0)
+    norms.weight.copy_(size.repeat_interleave(norms.width))
 
 
 @torch.no_grad()

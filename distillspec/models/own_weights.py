@@ -38,6 +38,7 @@ def reading_record(draft: LanguageModel) -> dict[str, Any] | None:
         "target_width": states.target_width,
         **({} if states.precision is None else {"precision": states.precision}),
         **({} if states.scale is None else {"scaled": True}),
+        **({} if states.norms is None else {"norms": True}),
         **(_block_record(states) if isinstance(states, BlockInput) else {}),
     }
 
@@ -161,7 +162,8 @@ def add_state_input(model: PreTrainedModel, state_ids: list[int], target_width: 
 def _bare(config: Any, reading: dict[str, Any] | None) -> PreTrainedModel:
     way = None if reading is None else reading["way"]
     if reading is not None and way == JOINED:
-        return eagle_model(config, reading["state_ids"], reading["target_width"])
+        norms = reading.get("norms", False)
+        return eagle_model(config, reading["state_ids"], reading["target_width"], norms=norms)
     if reading is not None and way == BLOCK:
         heads = (reading.get(name, False) for name in ("confidence", "shared_mask", "bidirectional"))
         shape = reading["positions"], reading["markov"], *heads

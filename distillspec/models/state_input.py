@@ -22,6 +22,24 @@ BLOCK = "block"  # the same as joined, with masks in place of tokens not drafted
 EPS = 1e-6
 
 
+class StateNorms(nn.Module):
+    """Norms (RMS) of the states that a draft reads, each by itself. States of one size weigh alike when they are fused.
+
+    Attributes:
+        weight: `[states · width]`.
+    """
+
+    def __init__(self, states: int, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.weight = nn.Parameter(torch.ones(states * width))
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return normed states `[…, states · width]`."""
+        apart = states.unflatten(-1, (-1, self.width))
+        return rms_norm(apart, apart.shape[-1:], eps=EPS).flatten(-2) * self.weight
+
+
 class StateInput(nn.Module):
     """Turns embeddings and states into the input of a draft's first layer. It belongs to the draft's model.
 
@@ -32,18 +50,22 @@ class StateInput(nn.Module):
     Attributes:
         state_ids: states of the target, numbered as in `FeatureTap`.
         scale: `[len(state_ids) · D]` what the target's states are multiplied by first, None for nothing.
+        norms: of the states before they are fused, None to read them at the size that they have.
         precision: of the states that it learnt from, `bf16`, `fp8` or `float32`. None before training.
     """
 
     scale: Tensor | None
     precision: str | None = None
 
-    def __init__(self, way: str, state_ids: Sequence[int], target_width: int, width: int) -> None:
+    def __init__(
+        self, way: str, state_ids: Sequence[int], target_width: int, width: int, *, norms: bool = False
+    ) -> None:
         super().__init__()
         self.way, self.state_ids = way, tuple(state_ids)
         self.target_width = target_width
         self.register_buffer("scale", None)
         self.fc: nn.Module = nn.Identity()
+        self.norms = StateNorms(len(self.state_ids), target_width) if norms else None
         if way == PARALLEL and len(self.state_ids) == 1 and target_width == width:
             self.projection = None
             return  # Medusa's heads read the target's state itself
@@ -73,12 +95,14 @@ class StateInput(nn.Module):
         if not isinstance(self.fc, nn.Linear):
             return states
         read = states.to(self.fc.weight.dtype)
-        fused: Tensor = self.fc(read if self.scale is None else read * self.scale.to(read))
+        scaled = read if self.scale is None else read * self.scale.to(read)
+        fused: Tensor = self.fc(scaled if self.norms is None else self.norms(scaled))
         return fused
 
     def fusion(self) -> Tensor:
         """Return the matrix `[width, len(state_ids) · D]` that fuses the states as the target hands them out."""
         assert isinstance(self.fc, nn.Linear), "heads on the state itself fuse nothing"
+        assert self.norms is None, "no matrix norms states"
         weight = self.fc.weight.detach()
         return weight if self.scale is None else weight * self.scale.to(weight)
 

@@ -1,18 +1,20 @@
-"""Table and picture of the study, from the runs' summaries."""
+"""Tables and picture of the study, from the runs' summaries."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from distillspec.files import write_json, write_png, write_text
+from distillspec.data.folder import DataFolder
+from distillspec.data.shards import recorded_seconds
+from distillspec.files import folder_bytes, write_json, write_png, write_text
 from distillspec.provenance import provenance
 from distillspec.recipes.kinds.elsewhere import cells
-from distillspec.recipes.kinds.study import Study
+from distillspec.recipes.kinds.study import FIRST, KINDS, SIDE_BY_SIDE, Study
 
 SHOWN = 4  # drafted positions in the table
 
@@ -27,19 +29,30 @@ def summary_of(folder: Path) -> dict[str, Any] | None:
 def figures_of(study: Study) -> dict[str, dict[str, Any]]:
     """Return the figures of the finished kinds."""
     found = {kind: summary_of(study.folder(kind)) for kind in study.kinds}
-    return {kind: _figures(study.folder(kind), summary) for kind, summary in found.items() if summary is not None}
+    text_s = recorded_seconds(DataFolder(study.folder(FIRST) / "data").samples)
+    text = {"text_minutes": None if text_s is None else text_s / 60}
+    return {
+        kind: _figures(study.folder(kind), summary) | text for kind, summary in found.items() if summary is not None
+    }
 
 
 def write_results(study: Study) -> str:
     """Write `results.json`, `results.md` and `kinds.png` under the study's root. Return the tables."""
     kinds = figures_of(study)
-    elsewhere = _elsewhere(study, kinds)
     record = {"kinds": kinds, "minutes": study.minutes, "text_minutes": study.text_minutes, "target": study.target}
-    write_json(study.root / "results.json", {**record, "elsewhere": elsewhere, "provenance": provenance([], 0)})
-    table = _table(kinds) + ("\n" + _table_elsewhere(elsewhere) if elsewhere else "")
-    write_text(study.root / "results.md", table)
+    record["elsewhere"] = _elsewhere(study, kinds)
+    write_json(study.root / "results.json", {**record, "provenance": provenance([], 0)})
+    written = tables(record)
+    write_text(study.root / "results.md", written)
     _picture(kinds, study.root / "kinds.png")
-    return table
+    return written
+
+
+def tables(record: Mapping[str, Any]) -> str:
+    """Return the tables of a `results.json`. Figures that one of an earlier version lacks are dashes."""
+    elsewhere, kinds = record.get("elsewhere"), record["kinds"]
+    own = _table({kind: kinds[kind] for kind in KINDS if kind in kinds}, record.get("text_minutes"))
+    return own + ("\n" + _table_elsewhere(elsewhere) if elsewhere else "")
 
 
 def _elsewhere(study: Study, kinds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -55,7 +68,7 @@ def _elsewhere(study: Study, kinds: dict[str, dict[str, Any]]) -> dict[str, dict
 def _judged(after: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of an evaluation."""
     cost, speedup = after["cost"], after["speedup"]
-    return {
+    found = {
         "alpha": after.get("alpha_by_position") or [after["alpha"]],
         "tau": after["tau"],
         "c": {batch: each["c"] for batch, each in cost.items()},
@@ -63,8 +76,12 @@ def _judged(after: dict[str, Any]) -> dict[str, Any]:
         "predicted": {batch: max(each["intervals"], key=lambda i: i["mean"]) for batch, each in speedup.items()},
         "measured": after.get("measured"),
         "measured_at": after.get("measured_at") or {},
-        "best_ratio": best_ratio([tau["mean"] for tau in after["tau"]], cost["1"]["c"]) if "1" in cost else None,
     }
+    return {**found, "best_ratio": _ratio(found)}
+
+
+def _ratio(each: Mapping[str, Any]) -> float | None:
+    return best_ratio([tau["mean"] for tau in each["tau"]], each["c"]["1"]) if "1" in each["c"] else None
 
 
 def best_ratio(tau: Sequence[float], c: float) -> float:
@@ -75,29 +92,35 @@ def best_ratio(tau: Sequence[float], c: float) -> float:
 def _figures(run: Path, summary: dict[str, Any]) -> dict[str, Any]:
     return {
         **_judged(summary["after"]),
-        "bytes": sum(file.stat().st_size for file in (run / "draft").glob("*.safetensors")),
+        "bytes": folder_bytes(run / "draft"),
         "minutes": summary.get("minutes"),
     }
 
 
-def _table(kinds: dict[str, dict[str, Any]]) -> str:
+def _table(kinds: Mapping[str, dict[str, Any]], text_minutes: float | None) -> str:
+    """Return the table of the kinds.
+
+    Args:
+        text_minutes: given for writing the text, for kinds that do not tell how many it took.
+    """
     batches = sorted({batch for each in kinds.values() for batch in each["c"]}, key=int)
     predicted = [f"predicted at {batch}" for batch in batches]
-    more = _batches_measured(kinds.values())
+    more = sorted({SIDE_BY_SIDE, *_batches_measured(kinds.values())}, key=int)
     head = ["kind", "α by position", f"τ({SHOWN})", "c", "max τ(k)/(1 + k·c)", *predicted]
-    head += ["measured", "by default", *(f"measured at {batch}" for batch in more), "minutes", "MB"]
+    head += ["measured", "by default", *(f"measured at {batch}" for batch in more)]
+    head += ["minutes of text + training", "MB"]
     rows = [
         [
             kind,
             _alphas(each),
             f"{each['tau'][SHOWN - 1]['mean']:.2f}",
             f"{each['c'][batches[0]]:.3f}",
-            _number(each["best_ratio"], 2),
+            _number(_ratio(each), 2),
             *(interval_cell(each["predicted"].get(batch)) for batch in batches),
-            *_measured_cells(each["measured"]),
+            *_measured_cells(each.get("measured")),
             *_cells_at(each, more),
-            _number(each["minutes"], 0),
-            f"{each['bytes'] / 1e6:.0f}",
+            f"{_number(each.get('text_minutes', text_minutes), 0)} + {_number(each.get('minutes'), 0)}",
+            _number(each["bytes"] / 1e6 if "bytes" in each else None, 0),
         ]
         for kind, each in kinds.items()
     ]
@@ -114,7 +137,7 @@ def _table_elsewhere(found: dict[str, dict[str, Any]]) -> str:
             kind,
             _alphas(each),
             f"{each['tau'][SHOWN - 1]['mean']:.2f}",
-            *_measured_cells(each["measured"]),
+            *_measured_cells(each.get("measured")),
             *_cells_at(each, more),
         ]
         for name, kinds in found.items()
@@ -141,12 +164,12 @@ def _measured_cells(measured: dict[str, Any] | None) -> tuple[str, str]:
 
 def _batches_measured(found: Iterable[dict[str, Any]]) -> list[str]:
     """Return the numbers of prompts that were decoded side by side, above 1."""
-    return sorted({batch for each in found for batch in each["measured_at"]}, key=int)
+    return sorted({batch for each in found for batch in each.get("measured_at", ())}, key=int)
 
 
 def _cells_at(each: dict[str, Any], batches: Sequence[str]) -> list[str]:
     """Return the speed-up of the best fixed length at each of these."""
-    return [_measured_cells(each["measured_at"].get(batch))[0] for batch in batches]
+    return [_measured_cells(each.get("measured_at", {}).get(batch))[0] for batch in batches]
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 FIRST = "eagle"  # its run writes the text that all kinds learn from
 TOKENS = "tokens"  # reads no states of the target
-SPEED = ("evaluation.measure_speedup=true", "evaluation.speedup_batches=[8]")
+SIDE_BY_SIDE = "8"  # prompts that speed-ups are measured on, beside one alone
+SPEED = ("evaluation.measure_speedup=true", f"evaluation.speedup_batches=[{SIDE_BY_SIDE}]")
 JUDGED = ("data.eval_prompts=", "data.max_new_tokens=")  # settings of the held-out answers, the same for all kinds
 KINDS: dict[str, tuple[str, ...]] = {
     FIRST: (),

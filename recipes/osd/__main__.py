@@ -118,7 +118,7 @@ def _options() -> argparse.Namespace:
         ("requests", "a segment"),
         ("max-tokens", "an answer"),
         ("exam-requests", "held-out requests a segment that drafts are evaluated on"),
-        ("gamma", "speculation length while recording"),
+        ("speculation-length", "speculation length while recording"),
         ("epochs", "passes over an update's text"),
         ("interval", "requests between updates"),
         ("flush", "requests of OSD's buffer"),

@@ -178,7 +178,7 @@ class _ArmRun:
 
     def _redrawn(self, answer: LoggedAnswer, hindsight: Hindsight) -> LoggedAnswer:
         study, version = self.study, self.version.served_as
-        return redraw(answer, hindsight, version, study.gamma, study.seed, self.tail_share)
+        return redraw(answer, hindsight, version, study.speculation_length, study.seed, self.tail_share)
 
     def _train(self) -> None:
         """Judge the candidate by what is new, make an update if one is due, and serve what was promoted."""

@@ -69,9 +69,9 @@ def look_back(
 
 
 def redraw(
-    answer: LoggedAnswer, hindsight: Hindsight, version: str, gamma: int, seed: int, tail_share: float = 1.0
+    answer: LoggedAnswer, hindsight: Hindsight, version: str, length: int, seed: int, tail_share: float = 1.0
 ) -> LoggedAnswer:
-    """Return the answer as the log would hold it, had this draft served at length `gamma`.
+    """Return the answer as the log would hold it, had this draft served at length `length`.
 
     Given the text, a drafted token was accepted with probability min(1, q(x)/p(x)). A rejection starts a new window, γ
     accepted tokens end with a bonus. Rejected proposals are not known, so their tokens are −1. The same answer, draft
@@ -85,7 +85,7 @@ def redraw(
     uniforms = torch.rand(len(answer), generator=generator, dtype=torch.float64)
     chances = torch.where(hindsight.in_tail, tail_share * hindsight.accepted, hindsight.accepted)
     for is_accepted in (uniforms < chances).tolist():
-        if accepted_in_a_row == gamma:
+        if accepted_in_a_row == length:
             outcome = BONUS
         else:
             outcome = ACCEPTED if is_accepted else REJECTED

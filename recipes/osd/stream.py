@@ -60,7 +60,11 @@ def record(study: Study, target: LanguageModel) -> None:
     draft = load_pretrained(study.draft, target, target.dtype)
     # Not compiled: in so few minutes that costs as much as it saves.
     config = EngineConfig(
-        max_slots=study.slots, controller="fixed", speculation_length=study.gamma, compile=False, seed=study.seed
+        max_slots=study.slots,
+        controller="fixed",
+        speculation_length=study.speculation_length,
+        compile=False,
+        seed=study.seed,
     )
     engine = Engine(target, draft, config)
     try:

@@ -36,7 +36,7 @@ class Study:
     max_tokens: int = 128  # an answer
     max_prompt_tokens: int = 256
     slots: int = 8
-    gamma: int = 2  # speculation length while recording and when outcomes are redrawn
+    speculation_length: int = 2  # while recording and when outcomes are redrawn
     held_out: float = 0.2  # share of the requests that no arm learns from
     exam_requests: int = 16  # held-out requests of a segment that drafts are evaluated on
     loss: str = "jsd"

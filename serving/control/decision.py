@@ -71,24 +71,40 @@ class Decision:
             most: tokens that a row may draft. Its limit falls with every step, and counts once it is below `most`.
         """
         if not any(self.lengths) and not any(row.max_time_per_token_s for row in rows):
-            return [row.sequence_id for row in rows] == [row.sequence_id for row in self.rows]
+            return sources_of(rows) == sources_of(self.rows) and not self._is_surer(rows)
         own = zip(self.rows, self.lengths, strict=True)
         if any(length and row.drafted_by_model and row.unread_tokens > ALONG for row, length in own):
             return False
         return len(rows) == len(self.rows) and all(_is_alike(*pair, most) for pair in zip(rows, self.rows, strict=True))
 
+    def _is_surer(self, rows: Sequence[RowView]) -> bool:
+        """Return True if a source without a model has found more of a row's text than when this was decided."""
+        if not any(row.match or row.others for row in rows):
+            return False
+        before = {row.sequence_id: _match(row) for row in self.origin.rows}
+        return any(_match(row) > before.get(row.sequence_id, 0) for row in rows)
+
     def stays_plain(self, view: BatchView) -> bool:
         """Return True for rows that need no new decision for plain decoding: hardly fewer, and most were there before.
 
-        Far fewer rows may be worth speculation, as may requests of another kind. Few beside many others count little.
-        What was decided beside prompts says nothing of steps that read none.
+        Far fewer rows may be worth speculation, as may requests of another kind or with another draft. Few beside many
+        others count little. What was decided beside prompts says nothing of steps that read none.
         """
         origin, rows = self.origin, view.rows
-        before = {row.sequence_id for row in origin.rows}
-        known = sum([row.sequence_id in before for row in rows])
+        before = set(sources_of(origin.rows))
+        known = len(before.intersection(sources_of(rows)))
         bounded = any(row.max_time_per_token_s for row in rows)
-        alike = len(rows) >= FEWER * len(before) and 2 * known > len(rows) and not bounded
+        alike = len(rows) >= FEWER * len(before) and 2 * known > len(rows) and not bounded and not self._is_surer(rows)
         return alike and (view.prefill_tokens > 0 or not origin.prefill_tokens)
+
+
+def sources_of(rows: Sequence[RowView]) -> list[tuple[str, str]]:
+    """Return each row's sequence and source."""
+    return [(row.sequence_id, row.source) for row in rows]
+
+
+def _match(row: RowView) -> int:
+    return max(option.match for option in row.options)
 
 
 def _is_alike(row: RowView, before: RowView, most: int) -> bool:

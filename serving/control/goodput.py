@@ -228,7 +228,9 @@ class GoodputController:
             return
         why, speculated = result.plan.why, any(row.nodes for row in rows)
         trial = speculated and isinstance(why, Decision) and why.mode == "trial"
-        self._speculation.step_passed(speculated, catch_up_s(self.latency, why.rows, why.lengths) if trial else None)
+        self._speculation.step_passed(
+            len(rows), speculated, catch_up_s(self.latency, why.rows, why.lengths) if trial else None
+        )
 
     def _learn(self) -> None:
         """Learn from the steps that wait: acceptance, costs, and errors of the predictions."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView, RowView
-from distillspec.serving.control.decision import Decision
+from distillspec.serving.control.decision import Decision, sources_of
 from distillspec.serving.planning.offers import Offer, by_source
 from distillspec.serving.planning.price_list import PriceList
 
@@ -26,8 +26,8 @@ HOPED = 4
 class HeldPlan:
     """The last step's plan and price list, and the steps up to which others take them too.
 
-    A plan that comes out as the one before holds twice as long as that one, up to a bound. A price list holds `HELD`
-    steps, until rows come or go.
+    A plan that comes out as the one before holds twice as long as that one, up to a bound. So does one that drafts
+    nothing beside the same rows. A price list holds `HELD` steps, until rows come or go.
 
     Attributes:
         plan: None: the next step is planned for.
@@ -43,7 +43,8 @@ class HeldPlan:
         self._before: Decision | None = None  # the last one that speculated
         self._displaced: Decision | None = None  # by that of `plan`
         self._prices: tuple[PriceList, list[str], int] | None = None  # with the rows and the step it was made for
-        self._held = HELD
+        self._plain: Decision | None = None  # the last one, if it drafted nothing
+        self._held = self._plain_held = HELD
         self._unexplored = 0  # speculating steps since the last one that explored
 
     @property
@@ -83,7 +84,7 @@ class HeldPlan:
     def drafted(self, rows: Sequence[RowView]) -> Counter[str] | None:
         """Return the nodes of each source in the last plan that speculated, None if it was not for these rows."""
         before = self._before
-        if before is None or _sources(before.rows) != _sources(rows):
+        if before is None or sources_of(before.rows) != sources_of(rows):
             return None
         chosen = zip(before.rows, before.shapes, strict=True)
         return by_source([(row.source, Offer(row, shape).nodes) for row, shape in chosen])
@@ -101,20 +102,22 @@ class HeldPlan:
         return prices if good else None
 
     def _renew(self, decision: Decision, step: int) -> None:
-        if decision.mode != "speculating":
-            self._until = step + (HOPED if decision.mode == "hoped" else HELD)
-            return
-        self._held = min(2 * self._held, MOST_HELD) if self._is_alike(decision) else HELD
-        self._before, self._until = decision, step + self._held
+        if decision.mode == "speculating":
+            self._held = _renewed(self._held, decision, self._before)
+            self._before, self._plain, self._until = decision, None, step + self._held
+        elif decision.mode == "not worth it":
+            self._plain_held = _renewed(self._plain_held, decision, self._plain)
+            self._plain, self._until = decision, step + self._plain_held
+        else:
+            self._plain, self._until = None, step + (HOPED if decision.mode == "hoped" else HELD)
 
-    def _is_alike(self, decision: Decision) -> bool:
-        before = self._before
-        return before is not None and decision.shapes == before.shapes and _names(decision.rows) == _names(before.rows)
+
+def _renewed(held: int, decision: Decision, before: Decision | None) -> int:
+    """Return the steps that a decision holds, where the one before held `held`."""
+    if before is None or decision.shapes != before.shapes or sources_of(decision.rows) != sources_of(before.rows):
+        return HELD
+    return min(2 * held, MOST_HELD)
 
 
 def _names(rows: Sequence[RowView]) -> list[str]:
     return [row.sequence_id for row in rows]
-
-
-def _sources(rows: Sequence[RowView]) -> list[tuple[str, str]]:
-    return [(row.sequence_id, row.source) for row in rows]

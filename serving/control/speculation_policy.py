@@ -16,6 +16,8 @@ PLAIN_EVERY = 100  # speculating steps between two plain ones, which measure the
 TRIALS_COST = 0.004  # share of all tokens that trials may lose where speculation does not pay
 FIRST_TRIAL_COST = 2.0  # plain steps that the first trial of a draft may lose: nothing is known of it yet
 TRY_EVERY = 10  # plain steps between two points where a trial may start
+LOOK_AGAIN = 1.25  # times as many plain steps as before a look that started none: looks are plans of their own
+FEWER = 0.75  # of a look's rows. Fewer are asked at once: their trial costs less
 TRY_LENGTH = 2  # tokens a row drafts in a trial
 FEWEST_TRIED, MOST_TRIED = 4, 32  # steps of a trial. It continues until it has lost as much as its catch-up prefill
 FEWEST_TO_JUDGE = 100  # speculating steps before speculation may be switched off
@@ -31,6 +33,7 @@ class SpeculationPolicy(MeasuredGain):
         self.speculates = True  # not switched off
         self._since_plain = self._since_speculation = 0
         self._was_tried = False
+        self._look_at, self._looked_at_rows = 0.0, 0  # plain steps before the next look, rows at the last one
         self._tried, self._catch_up_s = 0, 0.0  # steps of the current trial, seconds of its catch-up prefill
 
     @property
@@ -43,7 +46,8 @@ class SpeculationPolicy(MeasuredGain):
         """True during a trial, and when one may start."""
         if self._tried:
             return True
-        return self._since_speculation % TRY_EVERY == 0 and (self._since_speculation > 0 or not self._was_tried)
+        since = self._since_speculation
+        return since % TRY_EVERY == 0 and since >= self._look_at and (since > 0 or not self._was_tried)
 
     def choose(
         self, rows: Sequence[RowView], prices: PriceList, best: StepPlan, plain: StepPlan, explores: bool
@@ -92,14 +96,19 @@ class SpeculationPolicy(MeasuredGain):
         steps = TRIALS_COST * self._since_speculation if self._was_tried else FIRST_TRIAL_COST
         return reading_s + max(FEWEST_TRIED * lost_s, reading_s) <= steps * plain.expected.seconds * plain_slower
 
-    def step_passed(self, speculated: bool, trial_catch_up_s: float | None) -> None:
+    def step_passed(self, rows: int, speculated: bool, trial_catch_up_s: float | None) -> None:
         """Count a step, measured or not.
 
         Args:
+            rows: that decoded.
             speculated: True if it drafted tokens.
             trial_catch_up_s: seconds of catch-up prefill in a step of a trial, None for other steps.
         """
         self.steps += 1
+        if speculated or rows < FEWER * self._looked_at_rows:
+            self._look_at, self._looked_at_rows = 0.0, 0
+        elif self.trial_is_due:
+            self._look_at, self._looked_at_rows = LOOK_AGAIN * self._since_speculation, rows
         self._was_tried |= speculated
         self._since_plain = self._since_plain + 1 if speculated else 0
         self._since_speculation = 0 if speculated else self._since_speculation + 1

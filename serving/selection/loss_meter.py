@@ -92,6 +92,10 @@ def _shared(found: Sequence[Reward], on_trial: Collection[str]) -> dict[str, Sha
 
 
 def _times(latency: LatencyModel, source: str, rows: int, count: int) -> float:
-    """Return how many times as long a draft's pass takes for all rows as for some, 1 where that is not known."""
+    """Return how many times as long a draft's pass takes for all rows as for some, 1 where that is not known.
+
+    A learnt table may say 0 seconds of a draft whose passes are lost in the noise of the target's.
+    """
     table = latency.members.get(source)
-    return 1.0 if table is None else table.seconds(0, rows, rows) / table.seconds(0, count, count)
+    some_s = 0.0 if table is None else table.seconds(0, count, count)
+    return 1.0 if table is None or some_s <= 0 else table.seconds(0, rows, rows) / some_s

@@ -15,8 +15,10 @@ import pytest
 import torch
 
 from distillspec.config import DraftConfig, TargetConfig
+from distillspec.files import folder_bytes
 from distillspec.models import LanguageModel, initialise_draft, load_target, save_draft
 from distillspec.serving import Engine, SamplingParams
+from distillspec.serving.online.state.layout import Layout
 
 from .online_server import Server, serving, wait_for
 
@@ -32,6 +34,7 @@ UNAVOIDABLE = (
 PROMPT = "The three primary colours are"
 ANSWERS = 20  # enough for one update, and never for two
 UPDATE_S = 900.0  # without vector instructions an update in emulated bfloat16 takes minutes
+MOST_BYTES = 40e6  # of a version's folder
 ROUNDING = 0.5  # of logits, which are up to 30: four units in the last place
 
 
@@ -72,6 +75,8 @@ def test_the_server_speculates_streams_learns_and_swaps(small_draft: Path, tmp_p
         (learnt,) = set(server.drafts()) - {first}
         trainer = server.trainer()
         assert (trainer["updates"], trainer["quarantined"]) == (1, None)
+        versions = Layout(tmp_path / "online").versions
+        assert all(1e6 < folder_bytes(versions / name) <= MOST_BYTES for name in (first, learnt))
         with openai.OpenAI(base_url=f"{server.http.base_url}/v1", api_key="none", max_retries=0) as client:
             stream = client.chat.completions.create(
                 model="smollm2",

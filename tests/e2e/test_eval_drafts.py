@@ -15,7 +15,12 @@ from distillspec.models.tiny import tiny_model, tiny_tokenizer
 
 from .conftest import Distill
 
-QUICK = ("target=tiny", "evaluation.bootstrap_samples=10", "evaluation.cost_batches=[1]", "evaluation.max_gamma=3")
+QUICK = (
+    "target=tiny",
+    "evaluation.bootstrap_samples=10",
+    "evaluation.cost_batches=[1]",
+    "evaluation.speculation_length=3",
+)
 KINDS = {
     "plain": DraftConfig(layers=2),
     "reading": DraftConfig(kind="eagle"),

@@ -49,9 +49,8 @@ def test_kinds_learn_from_the_same_text_and_are_compared(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = "draft.vocabulary=128 data.num_prompts=24 data.eval_prompts=8 data.max_new_tokens=12 train.max_steps=3 "
-    words += (
-        "evaluation.speedup_prompts=2 evaluation.speedup_tokens=6 evaluation.cost_batches=[1] evaluation.max_gamma=4"
-    )
+    words += "evaluation.speedup_prompts=2 evaluation.speedup_tokens=6 evaluation.cost_batches=[1] "
+    words += "evaluation.speculation_length=4"
     arguments = ["--prompts", str(prompts), "--output", "out", "--target", "tiny", "--kinds", "block,hydra"]
     monkeypatch.setattr(sys, "argv", ["kinds", *arguments, *words.split()])
     assert kinds.main() == 0

@@ -58,7 +58,7 @@ def test_it_is_evaluated_with_the_engine(distill: Any, tmp_path: Path, data_fold
     measured = distill(
         "eval", "target=tiny", "drafts=[run]", f"data.cache={data_folder}", "evaluation.measure_speedup=true",
         "evaluation.speedup_prompts=2", "evaluation.speedup_tokens=6", "evaluation.cost_batches=[1]",
-        "evaluation.max_gamma=2", "hydra.run.dir=judged",
+        "evaluation.speculation_length=2", "hydra.run.dir=judged",
     )  # fmt: skip
     assert measured.code == 0, measured.err
     (result,) = json.loads((tmp_path / "judged" / "summary.json").read_text())["results"]

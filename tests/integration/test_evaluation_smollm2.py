@@ -25,7 +25,7 @@ def test_a_pruned_truncated_smollm2_speculates_exactly() -> None:
     assert fast.token_ids == plain.token_ids
     assert fast.accepted > 0
     sample = Sample("colours", "default", ids, plain.token_ids, finished=plain.finished)
-    config = EvaluationConfig(max_gamma=3, bootstrap_samples=10, measure_cost=False)
+    config = EvaluationConfig(speculation_length=3, bootstrap_samples=10, measure_cost=False)
     result = evaluate(draft, target, [sample], greedy, config)
     assert result.alpha.mean == result.greedy_agreement.mean > 0.2
     raw = evaluate(draft, target, [sample], SamplingPolicy(), config)

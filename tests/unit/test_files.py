@@ -12,6 +12,7 @@ import torch
 
 from distillspec.errors import RunError
 from distillspec.files import (
+    folder_bytes,
     private_file,
     private_files,
     private_folder,
@@ -162,6 +163,13 @@ def test_a_written_folder_verifies_and_each_kind_of_damage_is_named(tmp_path: Pa
     (folder / "sha256.json").unlink()
     assert "sha256.json is missing" in str(verify_folder(folder))
     assert verify_folder(tmp_path / "nowhere") is not None
+
+
+def test_the_bytes_of_a_folder_are_those_of_all_its_files(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "one").write_bytes(bytes(300))
+    (tmp_path / "below" / "two").write_bytes(bytes(45))
+    assert folder_bytes(tmp_path) == 345
 
 
 def test_sha256_is_that_of_the_bytes(tmp_path: Path) -> None:

@@ -161,10 +161,12 @@ class Scorer:
         if problem is not None and not scores and not self.table.of(version.name):
             raise problem
         nothing = {number: answer for number, answer in answers.items() if answer is not None and number not in scores}
-        return scores | {number: nothing_accepted(own, self.config.max_gamma) for number, own in nothing.items()}
+        return scores | {
+            number: nothing_accepted(own, self.config.speculation_length) for number, own in nothing.items()
+        }
 
     def _scored(self, draft: LanguageModel, answer: LoggedAnswer | None, states: TargetStates | None) -> Score:
-        longest = self.config.max_gamma
+        longest = self.config.speculation_length
         if answer is None or not answer.response_ids:
             return Score((0.0,) * longest, (0.0,) * longest, 0.0, 0)  # of no position: it is no evidence
         if self.config.evidence == "log":

@@ -142,6 +142,21 @@ def test_a_draft_of_random_layers_begins_evenly_and_with_states_of_one_size(rand
     assert draft.head.logits(draft.normed(joins.fuse(states))).std() < 3
 
 
+@torch.no_grad()
+def test_norms_of_states_begin_with_their_size(random_model) -> None:
+    target = random_model("llama")
+    texts = [Sample(str(i), "d", (1, 20 + i), tuple(range(40 + i, 80 + i))) for i in range(4)]
+    plain = prepare_draft(DraftConfig(kind="eagle"), target, lambda: pytest.fail("nothing is chosen by text"))
+    draft = prepare_draft(DraftConfig(kind="eagle", state_norms=True), target, lambda: texts)
+    ids = torch.tensor([[*texts[0].prompt_ids, *texts[0].response_ids]])
+    states = read_states(target, ids, torch.arange(ids.shape[1])[None], draft.state_ids)[0, 1:]
+    assert plain.state_input is not None
+    assert draft.state_input is not None
+    wanted, found = (one.state_input.fuse(states).square().mean().sqrt() for one in (plain, draft))  # type: ignore[union-attr]
+    assert abs(float(wanted) - 1) > 0.5, "norms of ones would begin elsewhere"
+    assert float(found / wanted) == pytest.approx(1, abs=0.1)
+
+
 def test_a_draft_that_begins_as_the_targets_layer_reads_states_as_they_are(target: LanguageModel) -> None:
     draft = prepare_draft(DraftConfig(kind="eagle"), target, lambda: pytest.fail("nothing is chosen by text"))
     assert draft.state_input is not None

@@ -7,7 +7,7 @@ import pytest
 from distillspec.cli import main
 from distillspec.composition import compose
 from distillspec.config import COMMANDS
-from distillspec.config.removed import FIXED, LEARNING, removed
+from distillspec.config.removed import FIXED, LEARNING, RENAMED, removed
 from distillspec.errors import ConfigError
 from distillspec.helptext import settings, settings_of
 
@@ -21,6 +21,17 @@ def test_a_constant_is_refused_with_what_holds(command: str, key: str) -> None:
         compose(command, ["online=on", f"{key}=1"])
     assert str(error.value) == f"{key} is no longer a setting of distill {command}: {FIXED[key]}"
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "key"), [("train", "evaluation.max_gamma"), ("serve", "gate.max_gamma"), ("export", "gamma")]
+)
+def test_a_renamed_setting_is_refused_with_its_new_name(command: str, key: str) -> None:
+    given = {"serve": ["online=on"], "export": ["draft.path=d"]}.get(command, [])
+    with pytest.raises(ConfigError) as error:
+        compose(command, [*given, f"{key}=3"])
+    assert str(error.value) == f"{key} is called {RENAMED[key]} now"
+    assert compose(command, [*given, f"{RENAMED[key]}=3"])
 
 
 @pytest.mark.parametrize("key", ["gate.window", "loss.temperature"])

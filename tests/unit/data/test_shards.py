@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from distillspec.data.shard_file import METADATA
-from distillspec.data.shards import ShardWriter, read_samples
+from distillspec.data.shards import ShardWriter, read_samples, recorded_seconds
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import sha256_of, write_text
 from distillspec.signals import HiddenSignal, Signal, TeacherSignal
@@ -81,6 +82,17 @@ def test_writing_goes_on_after_an_interruption(tmp_path: Path) -> None:
     write(tmp_path, range(9))
     assert sorted(s.prompt_id for s in read_samples(tmp_path, IDENTITY)) == [f"p{i}" for i in range(9)]
     assert ShardWriter(tmp_path, KEY, shard_sequences=3).complete
+
+
+def test_a_folder_tells_how_long_its_samples_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert recorded_seconds(tmp_path) is None
+    clock = iter((10.0, 30.0, 100.0, 105.0))  # opened and written, twice
+    monkeypatch.setattr("distillspec.data.shards.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    for number in (0, 1):
+        writer = ShardWriter(tmp_path, KEY, shard_sequences=3)
+        writer.add(sample(number))
+        writer.flush()
+    assert recorded_seconds(tmp_path) == 25.0
 
 
 def test_a_finished_folder_is_written_only_if_something_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from distillspec.types import Sample, SamplingPolicy
 
 from ..models.state_drafts import state_draft
 
-QUICK = EvaluationConfig(max_gamma=3, bootstrap_samples=50, measure_cost=False)
+QUICK = EvaluationConfig(speculation_length=3, bootstrap_samples=50, measure_cost=False)
 POLICY = SamplingPolicy()
 
 

@@ -77,7 +77,7 @@ def test_another_engines_arithmetic_gives_the_blocks_logits(
 
 def test_the_folder_has_what_loaders_look_for(target: LanguageModel, tmp_path: Path) -> None:
     folder = saved(tmp_path / "draft", target, KIND)
-    result = export_draft(folder, tmp_path / "out", "vllm", target, gamma=9)
+    result = export_draft(folder, tmp_path / "out", "vllm", target, speculation_length=9)
     weights = load_file(tmp_path / "out" / "model.safetensors")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     width = target.head.weight.shape[1]

@@ -131,11 +131,11 @@ def test_the_commands_name_the_folder_and_the_length(
     saved: dict[str, Path], target: LanguageModel, tmp_path: Path
 ) -> None:
     out = tmp_path / "a folder"
-    vllm = shlex.split(export_draft(saved["whole"], out, "vllm", target, gamma=3).serve)
+    vllm = shlex.split(export_draft(saved["whole"], out, "vllm", target, speculation_length=3).serve)
     speculative = json.loads(vllm[vllm.index("--speculative-config") + 1])
     assert speculative == {"method": "draft_model", "model": str(out), "num_speculative_tokens": 3}
 
-    sglang = shlex.split(export_draft(saved["whole"], out, "sglang", target, gamma=3).serve)
+    sglang = shlex.split(export_draft(saved["whole"], out, "sglang", target, speculation_length=3).serve)
     flags = dict(zip(sglang[3::2], sglang[4::2], strict=True))
     assert flags["--speculative-algorithm"] == "STANDALONE"
     assert flags["--speculative-draft-model-path"] == str(out)

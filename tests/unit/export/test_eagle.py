@@ -114,6 +114,16 @@ def test_more_states_than_three_in_any_order(form: str, random_model: RandomMode
     torch.testing.assert_close(other[: len(own)], own, atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_norms_of_states_are_refused_in_a_line(form: str, random_model: RandomModel, tmp_path: Path) -> None:
+    target = random_model("llama")
+    folder = saved(tmp_path / "draft", target, "normed eagle")
+    with pytest.raises(ConfigError, match=rf"draft.state_norms=true.* format={form} does; .*state_norms=false") as told:
+        export_draft(folder, tmp_path / "out", form, target)
+    assert "\n" not in str(told.value)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.numerics
 @pytest.mark.parametrize("kind", ["two layers of eagle", "scaled eagle"])
 @pytest.mark.parametrize("form", ["vllm", "speculators"])
@@ -214,7 +224,7 @@ def test_partial_rotation_of_the_target_is_not_handed_on(random_model: RandomMod
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_command_names_the_method_and_the_folder(form: str, target: LanguageModel, tmp_path: Path) -> None:
     out = tmp_path / "a folder"
-    result = export_draft(saved(tmp_path / "draft", target), out, form, target, gamma=3)
+    result = export_draft(saved(tmp_path / "draft", target), out, form, target, speculation_length=3)
     words = shlex.split(result.serve)
     if form == "sglang":
         flags = dict(zip(words[3::2], words[4::2], strict=True))
@@ -229,7 +239,7 @@ def test_the_command_names_the_method_and_the_folder(form: str, target: Language
 
 
 def test_speculators_reads_how_the_draft_is_used(target: LanguageModel, tmp_path: Path) -> None:
-    export_draft(saved(tmp_path / "draft", target), tmp_path / "out", "speculators", target, gamma=5)
+    export_draft(saved(tmp_path / "draft", target), tmp_path / "out", "speculators", target, speculation_length=5)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["speculators_model_type"] == config["speculators_config"]["algorithm"] == "eagle3"
     (method,) = config["speculators_config"]["proposal_methods"]

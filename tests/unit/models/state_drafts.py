@@ -13,6 +13,7 @@ from distillspec.models.features import read_states
 KINDS = {
     "eagle": DraftConfig(kind="eagle", feature_ids=[1, 3]),
     "scaled eagle": DraftConfig(kind="eagle", feature_ids=[1, 3]),  # as for targets whose layers are not copied
+    "normed eagle": DraftConfig(kind="eagle", feature_ids=[1, 3], state_norms=True),
     "two layers of eagle": DraftConfig(kind="eagle", layers=2),
     "features": DraftConfig(kind="pruned", layers=2, features=True),
     "medusa": DraftConfig(kind="medusa"),
@@ -34,6 +35,9 @@ def state_draft(
         assert draft.state_input is not None
         columns = len(draft.state_ids) * draft.state_input.target_width
         draft.state_input.scale = torch.exp2(-(torch.arange(columns) % 5).float())
+    if draft.state_input is not None and draft.state_input.norms is not None:
+        weight = draft.state_input.norms.weight
+        weight.data = 1 + (torch.arange(len(weight)) % 3) / 2
     draft.model.to(target.dtype)
     generator = torch.Generator().manual_seed(1)
     embeddings = draft.model.get_input_embeddings().weight

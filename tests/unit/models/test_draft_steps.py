@@ -87,6 +87,16 @@ def test_scaled_states_are_left_to_others_where_small_weights_would_vanish() -> 
             assert (DraftSteps.of(draft, few) is not None) == exact
 
 
+def test_normed_states_are_left_to_others() -> None:
+    """The kernel fuses states by one product."""
+    target = llama(torch.float32)
+    plain, normed = (state_draft(kind, target) for kind in ("eagle", "normed eagle"))
+    assert DraftSteps.of(plain, FewTokens.of(plain, exact=False)) is not None
+    few = FewTokens.of(normed, exact=False)
+    assert few is not None
+    assert DraftSteps.of(normed, few) is None
+
+
 @torch.inference_mode()
 def test_nan_is_told_and_stays_in_its_row() -> None:
     _, draft = draft_of.__wrapped__("tokens", torch.float32)

@@ -60,6 +60,21 @@ def test_the_precision_of_the_states_is_recorded(target: LanguageModel, tmp_path
     assert again.precision == precision
 
 
+def test_norms_of_states_are_recorded_and_stored(target: LanguageModel, tmp_path: Path) -> None:
+    draft = state_draft("normed eagle", target)
+    save_draft(draft, tmp_path / "draft", target)
+    assert read_metadata(tmp_path / "draft")["reads"]["norms"] is True
+    loaded = load_draft(tmp_path / "draft", target).state_input
+    assert loaded is not None
+    assert loaded.norms is not None
+    assert draft.state_input is not None
+    assert torch.equal(loaded.norms.weight, draft.state_input.norms.weight)  # type: ignore[union-attr]
+    save_draft(state_draft("eagle", target), tmp_path / "plain", target)
+    plain = load_draft(tmp_path / "plain", target).state_input
+    assert plain is not None
+    assert plain.norms is None
+
+
 def test_in_bfloat16_rotary_frequencies_stay_in_float32(target: LanguageModel, tmp_path: Path) -> None:
     save_draft(state_draft("eagle", target), tmp_path / "draft", target)
     loaded = load_draft(tmp_path / "draft", target, dtype=torch.bfloat16)
@@ -132,6 +147,7 @@ def test_embeddings_that_train_are_the_drafts_own(target: LanguageModel, tmp_pat
         ({"kind": "eagle", "positions": 3}, "draft.positions=3 has no part in draft=eagle; add draft=medusa"),
         ({"kind": "pruned", "sequential": True}, "draft.sequential=True has no part in draft=pruned"),
         ({"kind": "medusa", "positions": 0}, "draft at least 1 token"),
+        ({"kind": "block", "state_norms": True}, "draft.state_norms=True has no part in draft=block; add draft=eagle"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(words: dict, message: str) -> None:

@@ -25,6 +25,7 @@ from .execution.test_graphs import FakeRecorder
 
 NOISE = 0.02  # few tokens are accepted with more
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+KINDS_APART = ("eagle", "features", "medusa", "hydra", "block")  # the kinds without their variants
 ROOM = {"max_slots": 3, "max_model_len": 128, "prefill_chunk": 16, "compile": False, "measure_costs_s": 0}
 
 
@@ -53,11 +54,11 @@ def watched(engine: Engine) -> Watched:
     ("kind", "circumstance", "family"),
     [
         *product(("eagle", "features"), ("room", "preempted", "recorded", "confident"), ("llama",)),
-        ("two layers of eagle", "preempted", "llama"),
+        *product(("two layers of eagle", "normed eagle"), ("preempted",), ("llama",)),
         *product(("medusa", "hydra", "block"), ("preempted", "recorded", "confident"), ("llama",)),
         ("confident block", "recorded", "llama"),
         *product(("block both ways",), ("preempted", "recorded", "confident"), ("llama",)),
-        *product(("eagle", "features", "hydra", "block"), ("preempted",), ("gemma3_text", "qwen3", "mistral")),
+        *product(KINDS_APART, ("preempted",), ("gemma3_text", "qwen3", "mistral")),
     ],
 )
 def test_drafted_tokens_are_the_drafts_own_recursion(
@@ -92,45 +93,45 @@ def test_drafted_tokens_are_the_drafts_own_recursion(
         assert [int(kept_ids[each.argmax()]) for each in logits] == tokens
 
 
-@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0, seed=4, max_tokens=24, ignore_eos=True)])
+TOKENS = "tokens alone"
+SWAPS = {0: TOKENS, **{5 + 5 * turn: kind for turn, kind in enumerate(KINDS_APART)}, 30: TOKENS}  # by step
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0, seed=4, ignore_eos=True)])
 def test_swaps_between_kinds_change_no_token_and_rows_draft_again(
     random_model: Callable[..., LanguageModel], params: SamplingParams, tmp_path: Path
 ) -> None:
-    target = random_model("llama", torch.float64)
-    folders = []
-    tokens_alone = initialise_draft(DraftConfig(layers=2), target)
-    others = [state_draft(kind, target) for kind in ("features", "hydra", "block")]
-    for number, draft in enumerate([state_draft("eagle", target), tokens_alone, *others]):
-        folders.append(tmp_path / str(number))
-        save_draft(draft, folders[-1], target)
+    target, params = random_model("llama", torch.float64), replace(params, max_tokens=64)
+    save_draft(initialise_draft(DraftConfig(layers=2), target), tmp_path / TOKENS, target)
+    for kind in KINDS_APART:
+        save_draft(state_draft(kind, target), tmp_path / kind, target)
     settings = EngineSettings(**ROOM, controller="fixed", speculation_length=2)
     asked = prompts(3)
     plain = Engine(target, None, settings)
     expected = [list(answer.token_ids) for answer in plain.generate(asked, params)]
     plain.close()
-    engine = Engine(target, load_draft(folders[1], target, dtype=target.dtype), settings)
+    engine = Engine(target, load_draft(tmp_path / TOKENS, target, dtype=target.dtype), settings)
     for number, prompt in enumerate(asked):
         engine.submit(Request(str(number), tuple(prompt), params))
     found: dict[str, list[int]] = {}
-    drafted_after = []
+    drafted_after: dict[int, int] = {}  # steps from a swap to the first drafted token, by the swap's step
     for step in range(400):
-        if step in (3, 9, 14, 19, 24):
-            engine.load_draft(folders[{3: 0, 9: 2, 14: 3, 19: 4, 24: 1}[step]])
+        if step in SWAPS:
+            engine.load_draft(tmp_path / SWAPS[step])
             watch, loaded = None, step
         output = engine.step()
         engine.check_integrity()
         found |= {answer.request_id: list(answer.token_ids) for answer in output.finished}
-        if step >= 3:
-            if watch is None:
-                watch = watched(engine)
-            elif watch.seen and any(tokens for _, tokens in watch.seen):
-                drafted_after.append(step - loaded)
-                watch.seen.clear()
+        if watch is None:  # the draft may be swapped by the step
+            watch = watched(engine)
+        elif any(tokens for _, tokens in watch.seen):
+            drafted_after.setdefault(loaded, step - loaded)
         if not engine.has_work:
             break
     engine.close()
     assert [found[str(number)] for number in range(len(asked))] == expected
-    assert drafted_after[0] <= 8
+    assert drafted_after.keys() == SWAPS.keys(), "each kind drafts before the next one comes"
+    assert max(drafted_after.values()) <= 8
 
 
 @pytest.mark.parametrize("recorded", [False, True])

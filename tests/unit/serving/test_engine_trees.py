@@ -91,11 +91,12 @@ def test_trees_in_the_triton_kernel(
 ) -> None:
     """On CPUs under its interpreter: with and without a sliding window, three rows of unlike lengths."""
     model = target if kind == "tiny" else random_model(kind)
-    asked = prompts(3)
+    asked = [prompt[:30] for prompt in prompts(3)]
     expected = [hf_greedy(model, prompt, 8) for prompt in asked]
     wanted = {tuple(prompt): tokens for prompt, tokens in zip(asked, expected, strict=True)}
     grown = Gardener(right_one_last(wanted))
-    engine = make_engine(model=model, proposer_object=grown, speculation_length=3, max_slots=3, attention="triton")
+    settings = {"speculation_length": 3, "max_slots": 3, "compile": False, "measure_costs_s": 0.0}
+    engine = make_engine(model=model, proposer_object=grown, attention="triton", **settings)
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=8))
     assert [list(output.token_ids) for output in outputs] == expected
     assert sum(output.stats.accepted for output in outputs) > 10

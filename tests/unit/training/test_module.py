@@ -128,7 +128,7 @@ def test_alpha_of_training_is_what_the_evaluator_measures_on_the_same_text(
     with torch.no_grad():
         _, metrics = loss_of(module, others, target)
     trained = [float(metrics[name] / metrics["weight"]) for name in ("alpha", "alpha_2", "alpha_3")]
-    config = EvaluationConfig(max_gamma=3, bootstrap_samples=500, measure_cost=False)
+    config = EvaluationConfig(speculation_length=3, bootstrap_samples=500, measure_cost=False)
     measured = evaluate(draft, target, bare, SamplingPolicy(), config).alpha_by_position
     for own, theirs in zip(trained, measured, strict=True):
         assert theirs.low <= own <= theirs.high

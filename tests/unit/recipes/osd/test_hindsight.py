@@ -49,21 +49,21 @@ def test_a_whole_signal_gives_the_true_rates(target: LanguageModel, draft: Langu
 def test_outcomes_follow_the_windows_of_an_engine(target: LanguageModel) -> None:
     answer = logged(target, entries=8)
     ones = torch.ones(TOKENS, dtype=torch.float64)
-    perfect = redraw(answer, Hindsight(ones, ones, ones, ones < 0), "two", gamma=3, seed=0)
+    perfect = redraw(answer, Hindsight(ones, ones, ones, ones < 0), "two", length=3, seed=0)
     assert perfect.outcomes.tolist() == ([ACCEPTED] * 3 + [BONUS]) * (TOKENS // 4)
     assert perfect.draft_tokens.tolist()[:4] == [*answer.response_ids[:3], -1]
     assert perfect.draft_versions == ("two",)
-    useless = redraw(answer, Hindsight(ones, ones, 0 * ones, ones < 0), "two", gamma=3, seed=0)
+    useless = redraw(answer, Hindsight(ones, ones, 0 * ones, ones < 0), "two", length=3, seed=0)
     assert set(useless.outcomes.tolist()) == {REJECTED}
 
 
 def test_tokens_stand_as_often_as_they_should_and_the_same_ones_again(target: LanguageModel) -> None:
     answer, shares = logged(target, entries=8), torch.full((TOKENS,), 0.3, dtype=torch.float64)
     seen = Hindsight(shares, shares, shares, shares < 0)
-    drawn = [redraw(replace(answer, request_id=f"0/a/{i}"), seen, "two", gamma=2, seed=0) for i in range(200)]
+    drawn = [redraw(replace(answer, request_id=f"0/a/{i}"), seen, "two", length=2, seed=0) for i in range(200)]
     tried, accepted = sum(a.tried for a in drawn), sum(a.accepted for a in drawn)
     assert abs(accepted / tried - 0.3) < 4 * (0.3 * 0.7 / tried) ** 0.5
-    again = redraw(replace(answer, request_id="0/a/7"), seen, "two", gamma=2, seed=0)
+    again = redraw(replace(answer, request_id="0/a/7"), seen, "two", length=2, seed=0)
     assert torch.equal(again.outcomes, drawn[7].outcomes)
     assert not torch.equal(drawn[7].outcomes, drawn[8].outcomes)
 

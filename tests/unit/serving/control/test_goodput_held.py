@@ -131,6 +131,17 @@ def test_a_plan_for_other_trees_holds_as_short_as_the_first() -> None:
     assert ends == [HELD, 2 * HELD, MOST_HELD, HELD, 2 * HELD]
 
 
+def test_plans_that_draft_nothing_hold_ever_longer_beside_the_same_rows() -> None:
+    held, plain = HeldPlan(), plain_for_eight().decide(view_of(8))
+    assert plain.mode == "not worth it"
+    other = replace(plain, rows=view_of(8, sequence_id="other").rows)
+    ends = []
+    for place, decision in enumerate((plain, plain, plain, plain, other, other)):
+        held.observe(StepResult((), view_of(8), Plan((), why=replace(decision)), 0, 0.0, 0.0, 0.0), 100 * place)
+        ends.append(next(step for step in range(1000) if held.decision(100 * place + step) is None))
+    assert ends == [HELD, 2 * HELD, MOST_HELD, MOST_HELD, HELD, 2 * HELD]
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -224,12 +235,12 @@ def test_plain_steps_hold_until_a_trial_is_due() -> None:
     assert controller.decided < 20
 
 
-def plain_for_eight(prefill_tokens: int = 0) -> Counted:
+def plain_for_eight(prefill_tokens: int = 0, **changed: Any) -> Counted:
     """A controller that has just decided for eight rows that nothing pays, with no trial in the next step."""
     controller = settled(steps=160, accepted=0)
     while True:
         controller.decided = 0
-        plan = step(controller, replace(view_of(8), prefill_tokens=prefill_tokens), accepted=0)
+        plan = step(controller, replace(view_of(8, **changed), prefill_tokens=prefill_tokens), accepted=0)
         assert isinstance(plan.why, Decision)
         if controller.decided and plan.why.mode == "not worth it" and not controller.speculation.trial_is_due:
             controller.decided = 0
@@ -259,13 +270,24 @@ def test_plain_decoding_goes_on_where_little_changes(changed: BatchView) -> None
     [
         view_of(5),
         view_of(8, max_time_per_token_s=1.0),
+        view_of(8, match=2),
+        view_of(8, others=(Option(3, False, 2),)),
         BatchView(tuple([row._replace(sequence_id=f"new{n}") for n, row in enumerate(view_of(8).rows)])),
     ],
-    ids=["far fewer", "a bound", "others"],
+    ids=["far fewer", "a bound", "a lookup finds text", "another source finds text", "others"],
 )
 def test_plain_decoding_is_decided_anew_where_much_changes(changed: BatchView) -> None:
     controller = plain_for_eight()
     controller.plan(changed)
+    assert controller.decided == 1
+
+
+def test_plain_decoding_goes_on_where_a_lookup_finds_no_more_than_before() -> None:
+    controller = plain_for_eight(match=2)
+    controller.plan(view_of(8, match=2))
+    controller.plan(view_of(8, match=1))
+    assert controller.decided == 0
+    controller.plan(view_of(8, match=3))
     assert controller.decided == 1
 
 

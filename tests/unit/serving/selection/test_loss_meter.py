@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
+from distillspec.serving.costs.table import CostTable
 from distillspec.serving.selection.loss_meter import LossMeter
 from distillspec.serving.selection.losses import Losses
 from distillspec.serving.selection.rewards import row_rewards
@@ -76,3 +78,13 @@ def test_nothing_is_lost_before_two_drafts_are_known_and_after_the_best_is_anoth
 
 def test_rows_without_a_draft_are_left_out() -> None:
     assert count(LossMeter(lambda: COSTS), {"1/0": None}, on_trial=("1/0",)) == close(0.0, 0.0)
+
+
+def test_a_draft_whose_passes_are_said_to_take_no_time_counts_by_what_they_took() -> None:
+    """Where passes are lost in the noise of the target's, a learnt table may say so."""
+    free = replace(COSTS, members={**COSTS.members, "a": CostTable.line(0.0, 0.0, 0.0)})
+    meter, known = LossMeter(lambda: free), LossMeter(lambda: COSTS)
+    found, usual = count(meter, MIXED, on_trial=("2/0",)), count(known, MIXED, on_trial=("2/0",))
+    assert found.regret is not None
+    assert usual.regret is not None
+    assert found.regret >= usual.regret > 0
