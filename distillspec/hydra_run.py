@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from distillspec.composition import key_of, register_choices, register_schema, typed
 from distillspec.composition_errors import CONFIG_MODULE
-from distillspec.config.removed import removed
+from distillspec.config.removed import present_name, removed
 from distillspec.errors import ConfigError, Interrupted, RunError, Terminated, is_out_of_memory
 from distillspec.files import DISK_FULL, write_text
 
@@ -40,11 +40,17 @@ def resumed_overrides(command: str, overrides: list[str]) -> tuple[list[str], Pa
     saved = folder / ".hydra" / "overrides.yaml"
     if not saved.is_file():
         raise ConfigError(f"resume={folder} is not a run folder of distill {command}: it has no .hydra/overrides.yaml")
-    earlier = [str(word) for word in OmegaConf.load(saved)]
+    earlier = [_renamed(command, str(word)) for word in OmegaConf.load(saved)]
     new = [word for word in overrides if not word.startswith("resume=")]
     # A run that was begun with a setting removed since goes on without it.
     kept = [word for word in earlier if not word.startswith("resume=") and removed(command, key_of(word)) is None]
     return [*kept, *new, f"resume={_quoted(folder)}"], folder
+
+
+def _renamed(command: str, word: str) -> str:
+    """Return the override by the name that its setting has now."""
+    key = key_of(word)
+    return word.replace(key, present_name(command, key), 1)
 
 
 def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Path | None) -> int:

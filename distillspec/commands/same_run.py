@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from distillspec.commands.run_folder import CONFIG
 from distillspec.config import TrainCommand
+from distillspec.config.removed import present_name
 from distillspec.data.folder import DataFolder
 from distillspec.data.shards import is_whole
 from distillspec.errors import ConfigError
@@ -17,11 +18,8 @@ from distillspec.training.tracking import flat
 
 BEFORE = "before.json"  # figures of the untrained draft
 TEXT = ("target.path", "seed", "sampling.", "data.")  # settings of the text
-DRAFT = (
-    "draft.",
-    "train.eval_max_prompts",
-    "evaluation.speculation_length",
-)  # of the untrained draft, and of what is compared
+# Settings of the untrained draft, and of what is compared.
+DRAFT = ("draft.", "train.eval_max_prompts", "evaluation.speculation_length")
 PATHS = ("target.path", "data.prompts", "data.cache", "draft.path")  # what they name may have moved since
 # Settings of how text is written, not of what, and of text that is still to be written.
 FREE = (
@@ -66,5 +64,6 @@ def _has_moved(name: str, before: str, now: str) -> bool:
 
 
 def _values(settings: Any) -> dict[str, Any]:
-    """Return values by dotted names."""
-    return flat(cast(dict[str, Any], OmegaConf.to_container(settings)))
+    """Return values by the dotted names that settings have now."""
+    values = flat(cast(dict[str, Any], OmegaConf.to_container(settings)))
+    return {present_name("train", name): value for name, value in values.items()}

@@ -144,7 +144,7 @@ class ExportCommand:
     draft: DraftPathConfig = field(default_factory=DraftPathConfig)
     format: str = "hf"  # hf | vllm | sglang | speculators
     dtype: str = "auto"  # of the weights; auto: float32 for hf, bfloat16 for engines
-    speculation_length: int = 4  # speculation length in the printed command
+    speculation_length: int = 4  # in the printed command
     target: TargetConfig = field(default_factory=TargetConfig)
 
     def __post_init__(self) -> None:

@@ -43,17 +43,26 @@ FIXED = {
     "loss.reference": "online updates choose tokens by adapt.positions",
 }
 """Setting of the commands that learn online → what holds in its place, and thereby why nobody needs it."""
+EVALUATING = {"evaluation.max_gamma": "evaluation.speculation_length"}
+JUDGING = {"gate.max_gamma": "gate.speculation_length"}
 RENAMED = {
-    "evaluation.max_gamma": "evaluation.speculation_length",
-    "gate.max_gamma": "gate.speculation_length",
-    "gamma": "speculation_length",  # of distill export
+    "train": EVALUATING,
+    "eval": EVALUATING,
+    "serve": JUDGING,
+    "adapt": JUDGING,
+    "export": {"gamma": "speculation_length"},
 }
-"""Setting of earlier versions → its name now."""
+"""Command → setting of earlier versions → its name now."""
 NOT_RANDOM = ("export", "report", "replay", "versions")
 NOT_OF_SAMPLING = {"engine"} | {
     f"engine.{name}"
     for name in {field.name for field in fields(EngineConfig)} - {field.name for field in fields(SamplingEngineConfig)}
 }
+
+
+def present_name(command: str, key: str) -> str:
+    """Return the name that a setting has now, which may be the one that it always had."""
+    return RENAMED.get(command, {}).get(key, key)
 
 
 def removed(command: str, key: str) -> str | None:
@@ -65,8 +74,8 @@ def removed(command: str, key: str) -> str | None:
         )
     if command in LEARNING and key in FIXED:
         return f"{key} is no longer a setting of distill {command}: {FIXED[key]}"
-    if key in RENAMED:
-        return f"{key} is called {RENAMED[key]} now"
+    if (name := present_name(command, key)) != key:
+        return f"{key} is called {name} now"
     if command in NOT_RANDOM and key == "seed":
         return f"seed is no longer a setting of distill {command}: nothing in it is random"
     return None

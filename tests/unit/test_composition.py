@@ -156,6 +156,14 @@ def test_a_run_that_was_begun_with_a_removed_setting_goes_on_without_it(tmp_path
     assert resumed_overrides("generate", [f"resume={tmp_path}"])[0][0] == "engine.compile=false"
 
 
+def test_a_run_that_was_begun_with_a_renamed_setting_goes_on_with_its_value(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("- evaluation.max_gamma=3\n- seed=4\n")
+    words, _ = resumed_overrides("train", [f"resume={tmp_path}"])
+    assert words[:2] == ["evaluation.speculation_length=3", "seed=4"]
+    assert compose("train", words[:1]).evaluation.speculation_length == 3
+
+
 def test_the_engine_that_samples_is_the_offline_one() -> None:
     """`distill generate` may set every setting of it, the others two."""
     assert compose("train", []).engine.settings == compose("generate", []).engine

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from distillspec.commands.run_folder import open_run
+from distillspec.commands.run_folder import CONFIG, open_run
 from distillspec.commands.same_run import BEFORE, check_same_run
-from distillspec.config import DataConfig, DraftConfig, TrainCommand, TrainConfig
+from distillspec.config import DataConfig, DraftConfig, EvaluationConfig, TrainCommand, TrainConfig
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import PromptSet
 from distillspec.data.shards import ShardWriter
@@ -97,3 +97,13 @@ def test_another_run_does_not_begin_in_the_folder_of_one(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"run holds a run already; continue it with resume="):
         check_same_run(FIRST, run)
     check_same_run(resumed(run), run)
+
+
+def test_a_renamed_setting_of_an_earlier_version_is_compared(run: Path) -> None:
+    write_json(run / BEFORE, {})
+    config = run / CONFIG
+    config.write_text(config.read_text().replace("  speculation_length: 8", "  max_gamma: 8"))
+    assert "max_gamma" in config.read_text()
+    check_same_run(resumed(run), run)
+    with pytest.raises(ConfigError, match=r"evaluation\.speculation_length=5: .* was made with 8"):
+        check_same_run(replace(resumed(run), evaluation=EvaluationConfig(speculation_length=5)), run)

@@ -30,8 +30,14 @@ def test_a_renamed_setting_is_refused_with_its_new_name(command: str, key: str) 
     given = {"serve": ["online=on"], "export": ["draft.path=d"]}.get(command, [])
     with pytest.raises(ConfigError) as error:
         compose(command, [*given, f"{key}=3"])
-    assert str(error.value) == f"{key} is called {RENAMED[key]} now"
-    assert compose(command, [*given, f"{RENAMED[key]}=3"])
+    assert str(error.value) == f"{key} is called {RENAMED[command][key]} now"
+    assert compose(command, [*given, f"{RENAMED[command][key]}=3"])
+
+
+def test_no_command_is_told_of_a_name_that_it_does_not_have() -> None:
+    for command, names in RENAMED.items():
+        assert set(names.values()) <= {setting.name for setting in settings(COMMANDS[command])}
+    assert removed("train", "gamma") is None
 
 
 @pytest.mark.parametrize("key", ["gate.window", "loss.temperature"])
