@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -39,6 +39,7 @@ class Decision:
     usual: float | None = None  # goodput that plans usually promise over plain one, where sources name their nodes
     gain: float | None = None  # of goodput by these sources, None where none was to be weighed
     prefill_tokens: int = 0  # read in the step whatever is drafted
+    matches: Mapping[str, int] = field(default_factory=dict)  # see `matches_of`
     first: Decision | None = field(default=None, repr=False)  # that this one repeats for other rows
 
     @property
@@ -79,10 +80,7 @@ class Decision:
 
     def _is_surer(self, rows: Sequence[RowView]) -> bool:
         """Return True if a source without a model has found more of a row's text than when this was decided."""
-        if not any(row.match or row.others for row in rows):
-            return False
-        before = {row.sequence_id: _match(row) for row in self.origin.rows}
-        return any(_match(row) > before.get(row.sequence_id, 0) for row in rows)
+        return any(match > self.matches.get(name, 0) for name, match in matches_of(rows).items())
 
     def stays_plain(self, view: BatchView) -> bool:
         """Return True for rows that need no new decision for plain decoding: hardly fewer, and most were there before.
@@ -103,8 +101,10 @@ def sources_of(rows: Sequence[RowView]) -> list[tuple[str, str]]:
     return [(row.sequence_id, row.source) for row in rows]
 
 
-def _match(row: RowView) -> int:
-    return max(option.match for option in row.options)
+def matches_of(rows: Sequence[RowView]) -> dict[str, int]:
+    """Return how sure the surest source without a model is of a row, by sequence, where there is such a source."""
+    found = {row.sequence_id: max([row.match, *[option.match for option in row.others]]) for row in rows}
+    return {name: match for name, match in found.items() if match}
 
 
 def _is_alike(row: RowView, before: RowView, most: int) -> bool:

@@ -12,7 +12,7 @@ from distillspec.serving.base.candidates import Candidates
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult, decoding_rows
 from distillspec.serving.base.rows import BatchView, names_nodes, without_named
-from distillspec.serving.control.decision import Decision
+from distillspec.serving.control.decision import Decision, matches_of
 from distillspec.serving.control.held_plan import HeldPlan
 from distillspec.serving.control.named_sources import NamedSources
 from distillspec.serving.control.speculation_policy import HOPE, SpeculationPolicy
@@ -206,6 +206,7 @@ class GoodputController:
             usual=usual,
             gain=best.gain if named and not second and any(map(names_nodes, view.rows)) else None,
             prefill_tokens=view.prefill_tokens,
+            matches=matches_of(view.rows),
         )
 
     def observe(self, result: StepResult) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.base.rows import RowView, names_nodes
-from distillspec.serving.control.decision import Mode
+from distillspec.serving.control.decision import FEWER, Mode
 from distillspec.serving.costs.measured_gain import MeasuredGain
 from distillspec.serving.costs.step_work import catch_up_s
 from distillspec.serving.planning.offers import StepPlan
@@ -17,7 +17,6 @@ TRIALS_COST = 0.004  # share of all tokens that trials may lose where speculatio
 FIRST_TRIAL_COST = 2.0  # plain steps that the first trial of a draft may lose: nothing is known of it yet
 TRY_EVERY = 10  # plain steps between two points where a trial may start
 LOOK_AGAIN = 1.25  # times as many plain steps as before a look that started none: looks are plans of their own
-FEWER = 0.75  # of a look's rows. Fewer are asked at once: their trial costs less
 TRY_LENGTH = 2  # tokens a row drafts in a trial
 FEWEST_TRIED, MOST_TRIED = 4, 32  # steps of a trial. It continues until it has lost as much as its catch-up prefill
 FEWEST_TO_JUDGE = 100  # speculating steps before speculation may be switched off
@@ -105,7 +104,7 @@ class SpeculationPolicy(MeasuredGain):
             trial_catch_up_s: seconds of catch-up prefill in a step of a trial, None for other steps.
         """
         self.steps += 1
-        if speculated or rows < FEWER * self._looked_at_rows:
+        if speculated or rows < FEWER * self._looked_at_rows:  # of fewer rows a trial costs less
             self._look_at, self._looked_at_rows = 0.0, 0
         elif self.trial_is_due:
             self._look_at, self._looked_at_rows = LOOK_AGAIN * self._since_speculation, rows

@@ -283,12 +283,14 @@ def test_plain_decoding_is_decided_anew_where_much_changes(changed: BatchView) -
 
 
 def test_plain_decoding_goes_on_where_a_lookup_finds_no_more_than_before() -> None:
-    controller = plain_for_eight(match=2)
-    controller.plan(view_of(8, match=2))
-    controller.plan(view_of(8, match=1))
-    assert controller.decided == 0
-    controller.plan(view_of(8, match=3))
-    assert controller.decided == 1
+    """Whether it is a row's first source or another one."""
+    for found in (lambda match: {"match": match}, lambda match: {"others": (Option(3, False, match),)}):
+        controller = plain_for_eight(**found(2))
+        controller.plan(view_of(8, **found(2)))
+        controller.plan(view_of(8, **found(1)))
+        assert controller.decided == 0
+        controller.plan(view_of(8, **found(3)))
+        assert controller.decided == 1
 
 
 def test_plain_decoding_beside_prompts_is_decided_anew_without_them() -> None:
