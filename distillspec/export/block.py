@@ -20,6 +20,7 @@ from distillspec.export.compatibility import make_readable_for_transformers_4
 from distillspec.export.eagle_folder import (
     MASK,
     TABLE,
+    EagleForm,
     eagle_settings,
     head_rows,
     read_eagle,
@@ -55,7 +56,7 @@ def export_block(
     joins = check_block(draft, form)
     ids, mask_id = engine_states(form, draft.state_ids, len(target.layers)), free_id(draft, target)
     texts = [text.masked_fill(text == mask_id, 0) for text in held_out_sequences(target)]
-    speculation_length = min(speculation_length, joins.positions)
+    own_form = EagleForm(form, ids, dtype, min(speculation_length, joins.positions))
     exact = block_logits(draft, target, texts)
     if not torch.isfinite(exact).all():
         raise RunError(f"the draft {draft.name} gives logits that are not finite; nothing was exported")
@@ -66,9 +67,9 @@ def export_block(
     def write(temporary: Path) -> None:
         own = draft.model.get_input_embeddings().weight.detach()
         table = own.index_copy(0, torch.tensor([mask_id], device=own.device), joins.masks.detach()[:, : own.shape[1]])
-        named = _settings(draft, target, form, ids, dtype, speculation_length, mask_id)
+        named = _settings(draft, target, own_form, mask_id)
         more = {MASK: states[None, None], TABLE: table}
-        write_eagle(temporary, draft, target, form, ids, dtype, speculation_length, more, named)
+        write_eagle(temporary, draft, target, own_form, more, named)
         draft.text_tokenizer.save_pretrained(temporary)
         make_readable_for_transformers_4(temporary)
         logits = folder_logits(temporary, draft, target, texts, mask_id)
@@ -87,7 +88,7 @@ def export_block(
         draft.width,
         **measured,
         stray_mass_before=0.0,
-        serve=serve_command(form, folder, target_name(target), speculation_length, method="peagle"),
+        serve=serve_command(form, folder, target_name(target), own_form.speculation_length, method="peagle"),
         warnings=length_warnings(draft, target),
         notes=(*NOTES["vllm"], *notes),
     )
@@ -177,19 +178,11 @@ def _round(draft: LanguageModel, joins: BlockInput, ids: Sequence[int], dtype: t
     return states.float()
 
 
-def _settings(
-    draft: LanguageModel,
-    target: LanguageModel,
-    form: str,
-    ids: Sequence[int],
-    dtype: str,
-    speculation_length: int,
-    mask_id: int,
-) -> dict[str, Any]:
+def _settings(draft: LanguageModel, target: LanguageModel, own: EagleForm, mask_id: int) -> dict[str, Any]:
     """Return what `config.json` says of blocks."""
-    if form == "vllm":
+    if own.form == "vllm":
         return {"pard_token": mask_id, "ptd_token_id": mask_id}
-    plain = eagle_settings(draft, target, form, ids, dtype, speculation_length)["speculators_config"]
+    plain = eagle_settings(draft, target, own)["speculators_config"]
     return {
         "architectures": ["PEagleSpeculator"],
         "speculators_model_type": "peagle",

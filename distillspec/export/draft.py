@@ -49,7 +49,7 @@ def export_draft(
         format: `hf` (plain transformers), `vllm`, `sglang`, or `speculators` (drafts of kind eagle and block alone).
         target: the target that the draft will serve. None leaves the row count as it is.
         dtype: of the weights. `auto` is float32 for `hf` and bfloat16 for the engines, which cast anyway.
-        speculation_length: the speculation length in the printed command.
+        speculation_length: drafted tokens a step in the printed command.
 
     Raises:
         ConfigError: not a sound draft of this target, or the output folder holds other files.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from distillspec.errors import ConfigError
 from distillspec.export.compatibility import make_readable_for_transformers_4
-from distillspec.export.eagle_folder import head_rows, with_plain_table, write_eagle
+from distillspec.export.eagle_folder import EagleForm, head_rows, with_plain_table, write_eagle
 from distillspec.export.eagle_proof import make_state_probe, prove_eagle
 from distillspec.export.eagle_states import engine_states
 from distillspec.export.probes import held_out_sequences
@@ -37,7 +37,7 @@ def export_eagle(
     measured: dict[str, float] = {}
 
     def write(temporary: Path) -> None:
-        write_eagle(temporary, draft, target, format, ids, dtype, speculation_length)
+        write_eagle(temporary, draft, target, EagleForm(format, ids, dtype, speculation_length))
         draft.text_tokenizer.save_pretrained(temporary)
         make_readable_for_transformers_4(temporary)
         measured.update(prove_eagle(temporary, probe, draft, target))

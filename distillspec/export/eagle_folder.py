@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -34,33 +34,31 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 MASK = "mask_hidden"  # of blocks (`distillspec.export.block`)
 
 
+class EagleForm(NamedTuple):
+    """What is written of a draft, beside its weights."""
+
+    form: str  # `vllm`, `sglang` or `speculators`
+    ids: Sequence[int]  # states that the engine hands over (`engine_states`)
+    dtype: str  # name of the weights' number format
+    speculation_length: int  # drafted tokens a step that the folder proposes (speculators)
+
+
 def write_eagle(
     folder: Path,
     draft: LanguageModel,
     target: LanguageModel,
-    form: str,
-    ids: Sequence[int],
-    dtype: str,
-    speculation_length: int,
+    own: EagleForm,
     more: Mapping[str, Tensor] | None = None,
     named: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write weights and configuration of an EAGLE-3 draft.
-
-    Args:
-        form: `vllm`, `sglang` or `speculators`.
-        ids: states that the engine hands over (`engine_states`).
-        dtype: name of the weights' number format.
-        speculation_length: drafted tokens a step that the folder proposes (speculators).
-        more, named: further weights and settings.
-    """
-    floats = eagle_weights(draft, target, form, ids) | dict(more or {})
-    weights = {name: value.to(getattr(torch, dtype)) for name, value in floats.items()}
+    """Write weights and configuration of an EAGLE-3 draft. `more` and `named` are further weights and settings."""
+    floats = eagle_weights(draft, target, own.form, own.ids) | dict(more or {})
+    weights = {name: value.to(getattr(torch, own.dtype)) for name, value in floats.items()}
     rows = head_rows(target)
     if draft.width < rows:
         weights |= id_maps(draft, rows)
     save_file({name: value.cpu().contiguous() for name, value in weights.items()}, folder / WEIGHTS, {"format": "pt"})
-    settings = eagle_settings(draft, target, form, ids, dtype, speculation_length) | dict(named or {})
+    settings = eagle_settings(draft, target, own) | dict(named or {})
     (folder / CONFIG).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -98,13 +96,12 @@ def head_rows(target: LanguageModel) -> int:
     return int(target.model.get_output_embeddings().weight.shape[0])
 
 
-def eagle_settings(
-    draft: LanguageModel, target: LanguageModel, form: str, ids: Sequence[int], dtype: str, speculation_length: int
-) -> dict[str, Any]:
+def eagle_settings(draft: LanguageModel, target: LanguageModel, own: EagleForm) -> dict[str, Any]:
     """Return the contents of `config.json`: a Llama's settings for the layer, and what it reads.
 
     `speculators` has the layer's settings under a key of their own.
     """
+    form, ids, dtype, speculation_length = own
     layer = draft.model.config.to_dict()
     layer |= {"vocab_size": head_rows(target), "dtype": dtype, "rope_parameters": _rope(layer["rope_parameters"])}
     add_older_names(layer)
