@@ -35,6 +35,8 @@ def prompts(count: int = len(PROMPT_LENGTHS), seed: int = 3) -> list[list[int]]:
 # Slots and chunks for which rows are preempted and prompts are read in parts. Engines that time no passes start sooner.
 TIGHT: dict[str, Any] = {"max_slots": 3, "max_model_len": 128, "prefill_chunk": 16, "compile": False}
 TIGHT["measure_costs_s"] = 0.0
+# Kernels under Triton's interpreter take seconds a pass: nothing is timed, and nothing is compiled beside them.
+INTERPRETED: dict[str, Any] = {"attention": "triton", "compile": False, "measure_costs_s": 0.0}
 
 
 # What a model wrote, by what it was asked. Hundreds of tests ask the same few questions.

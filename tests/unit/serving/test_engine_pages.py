@@ -15,7 +15,7 @@ from distillspec.serving import Engine, Request, RequestOutput, SamplingParams
 from distillspec.serving.proposers.draft_model import DraftModel
 
 from ..models.state_drafts import state_draft
-from .conftest import MakeEngine, hf_greedy, prompts
+from .conftest import INTERPRETED, MakeEngine, hf_greedy, prompts
 from .test_engine_trees import Gardener, right_one_last
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -43,14 +43,12 @@ def test_the_kernel_over_pages_writes_the_same_text(
     wanted = [hf_greedy(target, prompt, 6) for prompt in asked]
     engine = make_engine(
         draft,
-        attention="triton",
         page_tokens=16,
         max_slots=2,
         prefill_chunk=20,
         speculation_length=2,
         max_model_len=230,
-        compile=False,
-        measure_costs_s=0.0,
+        **INTERPRETED,
     )
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=6))
     engine.check_integrity()
@@ -63,16 +61,8 @@ def test_trees_in_the_kernel_over_pages(target: LanguageModel, make_engine: Make
     asked = [prompt[:20] for prompt in prompts(3)]
     expected = [hf_greedy(target, prompt, 8) for prompt in asked]
     grown = Gardener(right_one_last({tuple(one): tokens for one, tokens in zip(asked, expected, strict=True)}))
-    engine = make_engine(
-        proposer_object=grown,
-        speculation_length=3,
-        max_slots=3,
-        attention="triton",
-        page_tokens=4,
-        prefill_chunk=12,
-        compile=False,
-        measure_costs_s=0.0,
-    )
+    own = {"page_tokens": 4, "prefill_chunk": 12, **INTERPRETED}
+    engine = make_engine(proposer_object=grown, speculation_length=3, max_slots=3, **own)
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=8))
     assert [list(output.token_ids) for output in outputs] == expected
     assert sum(output.stats.accepted for output in outputs) > 10

@@ -21,7 +21,7 @@ from distillspec.serving.server.bridge.request_stream import kinds
 from distillspec.serving.step.commit import Emission
 from distillspec.types import SamplingPolicy
 
-from .conftest import MakeEngine, hf_greedy, prompts
+from .conftest import INTERPRETED, MakeEngine, hf_greedy, prompts
 from .test_engine_sampling import POLICIES, PROMPT, excess
 
 Grow = Callable[[ProposalRequest], TokenTree]
@@ -95,8 +95,7 @@ def test_trees_in_the_triton_kernel(
     expected = [hf_greedy(model, prompt, 8) for prompt in asked]
     wanted = {tuple(prompt): tokens for prompt, tokens in zip(asked, expected, strict=True)}
     grown = Gardener(right_one_last(wanted))
-    settings = {"speculation_length": 3, "max_slots": 3, "compile": False, "measure_costs_s": 0.0}
-    engine = make_engine(model=model, proposer_object=grown, attention="triton", **settings)
+    engine = make_engine(model=model, proposer_object=grown, speculation_length=3, max_slots=3, **INTERPRETED)
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=8))
     assert [list(output.token_ids) for output in outputs] == expected
     assert sum(output.stats.accepted for output in outputs) > 10

@@ -24,7 +24,7 @@ from distillspec.serving.execution import attention as module
 from distillspec.serving.execution.attention import MASKED, NATIVE, choose_attention
 
 from ...models.slot_cases import varlen_described
-from ..conftest import MakeEngine, hf_greedy, prompts
+from ..conftest import INTERPRETED, MakeEngine, hf_greedy, prompts
 
 pytestmark = pytest.mark.numerics
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -147,7 +147,7 @@ def test_a_refused_engine_leaves_its_model_alone(
 def test_an_engine_writes_the_same_text(make_engine: MakeEngine, target: LanguageModel, draft: LanguageModel) -> None:
     asked = prompts(3)
     wanted = [hf_greedy(target, prompt, 6) for prompt in asked]
-    engine = make_engine(draft, attention="triton", max_slots=2, max_model_len=96, speculation_length=2)
+    engine = make_engine(draft, max_slots=2, max_model_len=96, speculation_length=2, **INTERPRETED)
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=6))
     assert [list(output.token_ids) for output in outputs] == wanted
 
