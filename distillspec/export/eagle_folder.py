@@ -35,7 +35,7 @@ MASK = "mask_hidden"  # of blocks (`distillspec.export.block`)
 
 
 class EagleForm(NamedTuple):
-    """What is written of a draft, beside its weights."""
+    """Settings of a folder: its format, and how the draft is used."""
 
     form: str  # `vllm`, `sglang` or `speculators`
     ids: Sequence[int]  # states that the engine hands over (`engine_states`)
