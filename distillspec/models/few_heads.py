@@ -55,9 +55,9 @@ class FewHeads:
         """See `FewTokens.takes_chains`."""
         return sum(counts) <= self.most and type(cache) is SlotCache
 
-    def takes_levels(self, level: int, of_row: int) -> bool:
-        """See `FewTokens.takes_levels`."""
-        return level <= self.most
+    def takes_level(self, tokens: int) -> bool:
+        """See `FewTokens.takes_level`."""
+        return tokens <= self.most
 
     def over(self, cache: SlotCache) -> tuple[Any, int, Any]:
         """See `FewTokens.over`. Heads keep nothing in the cache."""

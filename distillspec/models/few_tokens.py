@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import platform
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,11 +20,10 @@ from distillspec.models.half_weights import fits_half
 from distillspec.models.language_model import LanguageModel, attention_heads
 from distillspec.models.large_pages import LargePages
 from distillspec.models.memory import free_bytes
-from distillspec.models.numerics import cpu_has_tiles
 from distillspec.models.packed_layer import PackedLayer, is_built, kind_of
 from distillspec.models.packed_linear import SHARE, SMALLEST
 from distillspec.models.plain_llama import has_llama_layers
-from distillspec.models.slot_cache import SlotCache, SlotView
+from distillspec.models.slot_cache import SlotCache
 from distillspec.models.state_input import DeferredNorm
 from distillspec.native.library import NotBuilt
 from distillspec.native.vector_kernel import WEIGHTS, Kind, numbers, vector_kernel
@@ -35,8 +33,7 @@ from distillspec.native.vector_kernel import WEIGHTS, Kind, numbers, vector_kern
 # larger passes.
 MOST_TOKENS, MOST_ELSEWHERE = 576, 48
 AVX2 = 8  # lanes
-MOST_NODES = 64  # of a tree
-WITH_TILES, NEW_WITH_TILES = 256, 32  # tokens of a pass, and of a row: oneDNN multiplies tiles (AMX) faster, if many
+MOST_NODES = 64  # of a tree: they are bits of a word
 
 
 class FewTokens:
@@ -58,7 +55,6 @@ class FewTokens:
         self._like = torch.empty(1, heads.kv, 1, heads.dim, dtype=model.dtype)
         self.most = most_tokens(model.dtype)
         self._in_slices = self.most == MOST_TOKENS
-        self._longest = NEW_WITH_TILES if cpu_has_tiles() else sys.maxsize
         self.eps, self.scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
         self.pages = LargePages()
         self._layers = [_packed_layer(layer, self.kind, self.pages) for layer in model.layers]
@@ -85,11 +81,11 @@ class FewTokens:
     @property
     def takes_all_chains(self) -> bool:
         """True if it takes chains of any length, in slices: so no text is read otherwise for its neighbours' sake."""
-        return self._in_slices and self._longest == sys.maxsize
+        return self._in_slices
 
     def takes(self, view: FlatView) -> bool:
         """Return True if a pass has few tokens, over a cache of slots."""
-        fits = all(group.view.places.shape[1] <= self._most_of(group.view) for group in view.groups)
+        fits = all(each.view.ancestors is None or each.view.places.shape[1] <= MOST_NODES for each in view.groups)
         return fits and len(view.places) <= self.most and type(view.cache) is SlotCache
 
     def takes_chains(self, cache: SlotCache, counts: Sequence[int], *, sliced: bool = False) -> bool:
@@ -98,20 +94,16 @@ class FewTokens:
         Args:
             sliced: they may be read in passes of at most `most` tokens (`FewRows.slices`).
         """
-        fits = max(counts) <= self._longest and (sum(counts) <= self.most or (sliced and self._in_slices))
+        fits = sum(counts) <= self.most or (sliced and self._in_slices)
         return fits and type(cache) is SlotCache
 
     def takes_rows(self, cache: SlotCache, counts: Sequence[int], nodes: int = 0) -> bool:
         """Return True for rows of so many tokens, in slices if need be, among them trees of at most `nodes`."""
-        return nodes <= min(MOST_NODES, self._longest) and self.takes_chains(cache, counts, sliced=True)
+        return nodes <= MOST_NODES and self.takes_chains(cache, counts, sliced=True)
 
-    def takes_levels(self, level: int, of_row: int) -> bool:
-        """Return True for trees whose largest level has so many tokens, at most `of_row` of them a row's."""
-        return level <= self.most and of_row <= self._longest
-
-    def _most_of(self, view: SlotView) -> int:
-        """Return the most tokens of a row: the nodes of a tree are bits of a word."""
-        return self._longest if view.ancestors is None else min(self._longest, MOST_NODES)
+    def takes_level(self, tokens: int) -> bool:
+        """Return True for trees whose largest level has so many tokens, of all rows."""
+        return tokens <= self.most
 
     def hidden(self, view: FlatView, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
         """Return what `FlatView.hidden` does, `[N, D]`. For the arguments see there."""
@@ -204,7 +196,7 @@ def most_tokens(dtype: torch.dtype) -> int:
     """Return the most tokens of a pass in which the kernel is the fastest here."""
     kernel = vector_kernel()
     if dtype == torch.bfloat16 and kernel.by_pairs:
-        return WITH_TILES if cpu_has_tiles() else MOST_TOKENS
+        return MOST_TOKENS
     avx2 = kernel.lanes == AVX2 and platform.machine() == "x86_64"
     return MOST_TOKENS if avx2 and dtype == torch.float32 else MOST_ELSEWHERE
 

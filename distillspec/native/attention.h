@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "paired_attention.h"
+#include "tiled_attention.h"
 
 namespace {
 
@@ -17,6 +17,7 @@ template <typename T>
 struct Head : RunningSoftmax<T> {
     using RunningSoftmax<T>::keys, RunningSoftmax<T>::values, RunningSoftmax<T>::stride, RunningSoftmax<T>::dim;
     using RunningSoftmax<T>::count, RunningSoftmax<T>::sum;
+    static constexpr int BLOCK = SPAN;
     std::vector<float> scaled;  // [count, dim] queries
 
     explicit Head(const RunningSoftmax<T>& of) : RunningSoftmax<T>(of), scaled(of.count * of.dim) {
@@ -100,10 +101,11 @@ struct Head : RunningSoftmax<T> {
 template <typename T, typename Out, typename QueryAt, typename OutAt, typename Seen>
 void attend_some(const T* keys, const T* values, int64_t place, int64_t base, int64_t end, int64_t dim, int64_t count,
                  float scale, QueryAt query, OutAt out, Seen sees) {
-    std::vector<float> space(count * (dim + 1 + LANES));
+    const int64_t whole = (count + LANES - 1) / LANES * LANES;  // tiles of queries
+    std::vector<Vec> space(whole * dim / LANES + whole / LANES + count);
     std::vector<Query> seen(count);
     std::vector<const T*> queries(count);
-    float *sum = space.data(), *most = sum + count * dim, *total = most + count;
+    float *sum = (float*)space.data(), *most = sum + whole * dim, *total = most + whole;
     int64_t first = end;
     for (int64_t r = 0; r < count; ++r) {
         queries[r] = query(r);
@@ -113,13 +115,16 @@ void attend_some(const T* keys, const T* values, int64_t place, int64_t base, in
     }
     const RunningSoftmax<T> softmax{keys, values, place,       int(dim),       int(count), sum,
                                     most, total,  seen.data(), queries.data(), scale};
-    const auto read_with = [&](auto part) {
-        for (int64_t start = first; start < end; start += SPAN)
-            part.read(int(start), int(std::min<int64_t>(SPAN, end - start)), int(base));
+    const auto read_with = [&](auto&& part) {
+        constexpr int64_t BLOCK = std::decay_t<decltype(part)>::BLOCK;
+        for (int64_t start = first; start < end; start += BLOCK)
+            part.read(int(start), int(std::min<int64_t>(BLOCK, end - start)), int(base));
     };
-    if constexpr (BY_PAIRS<T>)
-        if (dim % (2 * LANES) == 0) read_with(PairedHead<T>(softmax));
-        else read_with(Head<T>(softmax));
+    if constexpr (BY_PAIRS<T>) {
+        if (dim % (2 * LANES)) read_with(Head<T>(softmax));
+        else if (!may_use_tiles()) read_with(PairedHead<T>(softmax));
+        else if constexpr (TILES) read_with(TiledHead<T>(softmax));
+    }
     else read_with(Head<T>(softmax));
     for (int64_t r = 0; r < count; ++r) {
         Out* own = out(r);

@@ -55,6 +55,7 @@ template <typename T>
 struct PairedHead : RunningSoftmax<T> {
     using Base = RunningSoftmax<T>;
     using Base::keys, Base::values, Base::stride, Base::dim, Base::count, Base::sum;
+    static constexpr int BLOCK = SPAN;
     Pairs* turned;  // [dim / 2, SPAN]: the same two numbers of all keys of the block
     Pairs* joined;  // [SPAN / 2, dim]: the values of two keys
 

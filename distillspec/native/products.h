@@ -1,18 +1,12 @@
 // Products of some tokens with packed weights, shared by the threads of a parallel region.
-//
-// Weights have 16 bits: bfloat16 for models in bfloat16, float16 for those in float32. Those of a draft may be codes of 8
-// bits, or of 7 where pairs of bfloat16 are multiplied, and a scale for each output behind all of them. They are packed so
-// that a vector holds the same input (or two neighbouring ones) of LANES outputs. Sums are float32. Activations are bfloat16
-// where the processor multiplies pairs of bfloat16 and the model is in it, else float32.
 
 #pragma once
 
 #include <omp.h>
 
 #include <algorithm>
-#include <type_traits>
 
-#include "vectors.h"
+#include "tiles.h"
 
 #if defined(__x86_64__) && !defined(__AVX2__)
 #error "a processor with AVX2 is needed: without it torch is faster"
@@ -27,36 +21,6 @@ constexpr bool MANY = LANES == 16;
 constexpr int BLOCKS = 2, TOKENS = MANY ? 8 : 6, CHUNK = MANY ? 2 : 6;
 constexpr int FEW_BLOCKS = MANY ? 4 : 3, FEW_TOKENS = MANY ? 2 : 4, FEW_CHUNK = MANY ? 4 : 6;
 constexpr int ONE_BY_ONE = MANY ? 6 : 0;  // for so many tokens, if not few, one block at a time is nearer to memory's bandwidth
-
-template <typename T>
-using Number = std::conditional_t<BY_PAIRS<T>, uint16_t, float>;  // of activations
-
-constexpr float CENTRE = 64;      // the code of zero, of 7 bits
-constexpr int16_t CODED = 0x4300;  // 128 as bfloat16
-
-template <typename W>
-constexpr int64_t LINE_OF = LINE / int64_t(sizeof(W));  // numbers of a line of the cache
-
-template <typename T>
-using Weight = std::conditional_t<sizeof(T) == 2, uint16_t, Half>;
-
-// What is fetched, into the second cache, of blocks that are multiplied later: `step` numbers of each for a cache line that is
-// multiplied.
-template <typename W>
-struct Ahead {
-    const W* from;
-    int64_t step;
-};
-
-// A function that is called keeps its sums in memory.
-#define INLINED inline __attribute__((always_inline))
-
-#if defined(__AVX512BF16__)
-// Two inputs of LANES outputs. In bfloat16 128 to 255 follow one another: the bits of 128 with code c of 7 bits in the mantissa
-// are 128 + c.
-inline Pairs inputs(const uint16_t* weight) { return pairs(weight); }
-inline Pairs inputs(const uint8_t* weight) { return widened(weight) | all_of_number(CODED); }
-#endif
 
 // sums[b][t] += block b of a packed weight times token t. `x` has `in` numbers a token. Codes are read by inputs in fours.
 template <int B, int N, typename W>
@@ -85,6 +49,35 @@ INLINED void multiply(const W* weight, int64_t in, const uint16_t* x, Ahead<W> a
 #endif
 }
 
+// The same for few tokens, with sums rounded as tiles round them: first of each 32 inputs, those at even and at odd places apart.
+template <int B, int N>
+INLINED void multiply_as_tiles(const uint16_t* weight, int64_t in, const uint16_t* x, Ahead<uint16_t> ahead, Vec (&sums)[B][N]) {
+#if defined(HAS_TILES)
+    for (int64_t start = 0; start < in; start += TILE_INPUTS) {
+        Vec even[B][N] = {}, odd[B][N] = {};
+#pragma GCC unroll 1
+        for (int64_t k = start; k < start + TILE_INPUTS; k += 2) {
+            Vec first[N], second[N];
+#pragma GCC unroll 8
+            for (int t = 0; t < N; ++t) split(all_of_pair(x + t * in + k), first[t], second[t]);
+#pragma GCC unroll 8
+            for (int b = 0; b < B; ++b) {
+                __builtin_prefetch(ahead.from + b * in * LANES, 0, 2);
+                Vec low, high;
+                split(inputs(weight + b * in * LANES + k * LANES), low, high);
+#pragma GCC unroll 8
+                for (int t = 0; t < N; ++t) even[b][t] += first[t] * low, odd[b][t] += second[t] * high;
+            }
+            ahead.from += ahead.step;
+        }
+#pragma GCC unroll 8
+        for (int b = 0; b < B; ++b)
+#pragma GCC unroll 8
+            for (int t = 0; t < N; ++t) sums[b][t] += even[b][t] + odd[b][t];
+    }
+#endif
+}
+
 template <int B, int N, typename W>
 INLINED void multiply(const W* weight, int64_t in, const float* x, Ahead<W> ahead, Vec (&sums)[B][N]) {
     constexpr int64_t LINE_INPUTS = LINE_OF<W> / LANES;
@@ -108,40 +101,12 @@ INLINED void multiply(const W* weight, int64_t in, const float* x, Ahead<W> ahea
     }
 }
 
-// A packed weight `[out, in]`.
-template <typename W>
-struct Packed {
-    const W* held;
-    int64_t out, in;
-
-    const W* block(int64_t i) const { return held + i * in * LANES; }
-
-    // What the sums of a token begin with: codes of 7 bits mean c − CENTRE, and 128 + c is what is multiplied.
-    template <typename X>
-    Vec first_sum(const X* x) const {
-        if constexpr (std::is_same_v<W, uint8_t>) return all_of(-(128.0f + CENTRE) * sum_of(x, in));
-        else return Vec{};
-    }
-
-    Vec scaled(Vec sums, int64_t output) const {
-        if constexpr (sizeof(W) == 1) return sums * load((const float*)(held + out * in) + output);
-        else return sums;
-    }
-
-    // Of `parts` that each ask for a share of what follows `blocks` blocks behind block i, what part `part` asks for.
-    Ahead<W> ahead(int64_t i, int64_t blocks, int64_t part, int64_t parts) const {
-        const int64_t step = (LINE_OF<W> + parts - 1) / parts;
-        if (part * step >= LINE_OF<W>) return {block(i), 0};  // those before ask for all of it
-        return {block(i + blocks) + part * step * (in * LANES / LINE_OF<W>), step};
-    }
-};
-
 // Call use(t, output, sums of LANES outputs from `output` on) for `count` tokens from `first` on, at most N, and for B
 // blocks from `block` on.
-template <int B, int N, typename W, typename X, typename Use>
+template <int B, int N, bool AS_TILES, typename W, typename X, typename Use>
 void some_blocks(const Packed<W>& weight, int64_t block, const X* x, int64_t first, int64_t count, Ahead<W> ahead, Use use) {
     if constexpr (N > 1)
-        if (count < N) return some_blocks<B, N - 1>(weight, block, x, first, count, ahead, use);
+        if (count < N) return some_blocks<B, N - 1, AS_TILES>(weight, block, x, first, count, ahead, use);
     Vec sums[B][N];  // in registers only where all loops over them are unrolled
 #pragma GCC unroll 8
     for (int t = 0; t < N; ++t) {
@@ -149,7 +114,8 @@ void some_blocks(const Packed<W>& weight, int64_t block, const X* x, int64_t fir
 #pragma GCC unroll 8
         for (int b = 0; b < B; ++b) sums[b][t] = begin;
     }
-    multiply<B, N>(weight.block(block), weight.in, x + first * weight.in, ahead, sums);
+    if constexpr (AS_TILES) multiply_as_tiles<B, N>(weight.block(block), weight.in, x + first * weight.in, ahead, sums);
+    else multiply<B, N>(weight.block(block), weight.in, x + first * weight.in, ahead, sums);
 #pragma GCC unroll 8
     for (int t = 0; t < N; ++t)
 #pragma GCC unroll 8
@@ -160,7 +126,7 @@ void some_blocks(const Packed<W>& weight, int64_t block, const X* x, int64_t fir
 }
 
 // The product of tokens, in even parts of at most N, with the blocks of one thread, B together.
-template <int B, int N, typename W, typename X, typename Use>
+template <int B, int N, bool AS_TILES = false, typename W, typename X, typename Use>
 void own_blocks(const Packed<W>& weight, int64_t begin, int64_t end, int64_t chunk, const X* x, int64_t tokens, Use use) {
     if (tokens == 0) return;
     const int64_t parts = (tokens + N - 1) / N, most = (tokens + parts - 1) / parts;
@@ -169,10 +135,25 @@ void own_blocks(const Packed<W>& weight, int64_t begin, int64_t end, int64_t chu
             const int64_t first = part * most, count = std::min(most, tokens - first), stop = std::min(start + chunk, end);
             int64_t block = start;
             for (; block + B <= stop; block += B)
-                some_blocks<B, N>(weight, block, x, first, count, weight.ahead(block, chunk, part, parts), use);
+                some_blocks<B, N, AS_TILES>(weight, block, x, first, count, weight.ahead(block, chunk, part, parts), use);
             for (; block < stop; ++block)
-                some_blocks<1, N>(weight, block, x, first, count, weight.ahead(block, chunk, part, parts), use);
+                some_blocks<1, N, AS_TILES>(weight, block, x, first, count, weight.ahead(block, chunk, part, parts), use);
         }
+}
+
+// The product of all tokens with the blocks of one thread, in the way that is the fastest for so many.
+template <typename W, typename X, typename Use>
+void share(const Packed<W>& weight, int64_t begin, int64_t end, const X* x, int64_t tokens, Use use) {
+    if constexpr (TILES && std::is_same_v<X, uint16_t>)
+        if (may_use_tiles() && weight.in % TILE_INPUTS == 0) {
+            constexpr bool SAME = sizeof(W) == 2;  // a target's results do not depend on how many tokens are read together
+            constexpr int FEW = SAME ? 1 : FEW_TOKENS;
+            if (tokens > FEW) return tiled_blocks(weight, begin, end, x, tokens, use);
+            return own_blocks<FEW_BLOCKS, FEW, SAME>(weight, begin, end, FEW_CHUNK, x, tokens, use);
+        }
+    if (tokens <= FEW_TOKENS) own_blocks<FEW_BLOCKS, FEW_TOKENS>(weight, begin, end, FEW_CHUNK, x, tokens, use);
+    else if (tokens <= ONE_BY_ONE) own_blocks<1, std::max(1, ONE_BY_ONE)>(weight, begin, end, 1, x, tokens, use);
+    else own_blocks<BLOCKS, TOKENS>(weight, begin, end, CHUNK, x, tokens, use);
 }
 
 // The product of all tokens with a packed weight `[out, in]`, shared by the threads of a parallel region.
@@ -182,9 +163,7 @@ void product(const W* held, int64_t out, int64_t in, const X* x, int64_t tokens,
     const int64_t pairs = out / LANES / 2, threads = omp_get_num_threads(), thread = omp_get_thread_num();
     const int64_t begin = 2 * (pairs * thread / threads);
     const int64_t end = thread + 1 < threads ? 2 * (pairs * (thread + 1) / threads) : out / LANES;
-    if (tokens <= FEW_TOKENS) own_blocks<FEW_BLOCKS, FEW_TOKENS>(weight, begin, end, FEW_CHUNK, x, tokens, use);
-    else if (tokens <= ONE_BY_ONE) own_blocks<1, std::max(1, ONE_BY_ONE)>(weight, begin, end, 1, x, tokens, use);
-    else own_blocks<BLOCKS, TOKENS>(weight, begin, end, CHUNK, x, tokens, use);
+    share(weight, begin, end, x, tokens, use);
 #pragma omp barrier
 }
 

@@ -32,12 +32,12 @@ struct RunningSoftmax {
     // Turn scores of query `row` with keys start ... start + size - 1 into weights relative to the largest score so far.
     // What was summed before becomes relative to it too. keep(j, weights) stores those of keys start + j ... and returns
     // what it stored. New tokens begin at key `base`.
-    template <typename Keep>
-    void weigh(float (&scores)[SPAN], int row, int start, int size, int base, Keep keep) {
-        for (int j = size; j < SPAN; ++j) scores[j] = LOWEST;
+    template <int KEYS, typename Keep>
+    void weigh(float (&scores)[KEYS], int row, int start, int size, int base, Keep keep) {
+        for (int j = size; j < KEYS; ++j) scores[j] = LOWEST;
         hide(scores, seen[row], start, size, base);
         Vec top = load(scores), all = load(total + row * LANES);
-        for (int j = LANES; j < SPAN; j += LANES) {
+        for (int j = LANES; j < KEYS; j += LANES) {
             const Vec x = load(scores + j);
             top = x > top ? x : top;
         }
@@ -48,7 +48,7 @@ struct RunningSoftmax {
             all *= shrink;
             for (float* own = sum + row * dim; own < sum + (row + 1) * dim; own += LANES) store(load(own) * shrink, own);
         }
-        for (int j = 0; j < SPAN; j += LANES) all += keep(j, exponential(load(scores + j) - most[row]));
+        for (int j = 0; j < KEYS; j += LANES) all += keep(j, exponential(load(scores + j) - most[row]));
         store(all, total + row * LANES);
     }
 

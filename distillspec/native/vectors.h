@@ -184,6 +184,12 @@ inline Pairs all_of_pair(const uint16_t* from) {
     return _mm512_set1_epi32(both);
 }
 
+// The first and the second numbers of all pairs, as float32.
+inline void split(Pairs x, Vec& first, Vec& second) {
+    first = (Vec)((Words)x << 16);
+    second = (Vec)((Words)x & 0xFFFF0000);
+}
+
 // Add the products of both numbers of each pair. Sums are float32.
 inline Vec add_products(Vec sum, Pairs a, Pairs b) {
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);

@@ -43,7 +43,7 @@ class CallDrafting:
         if any(sum(row.shape.reads) > MOST_NODES for row in rows):  # what a reader sees is a word of bits
             return False
         plan = call_plan(tuple([row.shape for row in rows]))
-        return steps.few.takes_levels(plan.level, plan.of_row)
+        return steps.few.takes_level(plan.level)
 
     def draft(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
         """Grow all trees. For arguments and result see `LevelDrafting.draft`."""

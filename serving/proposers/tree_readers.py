@@ -51,7 +51,7 @@ class CallPlan(NamedTuple):
         starts: place of each row's first chosen token.
         places: places of each row's readers among all, by number.
         draws: the most readers of a row, and the most siblings: draws for a row.
-        level, of_row: the most readers of a level, and of one row in a level.
+        level: the most readers of a level.
     """
 
     readers: Readers
@@ -59,7 +59,6 @@ class CallPlan(NamedTuple):
     places: tuple[tuple[int, ...], ...]
     draws: tuple[int, int]
     level: int
-    of_row: int
 
     @property
     def depth(self) -> int:
@@ -85,5 +84,4 @@ def call_plan(shapes: tuple[TreeShape, ...]) -> CallPlan:
         levels.append(len(numbers))
     readers = Readers(numpy.array(levels, dtype=numpy.int64), numpy.array(numbers, dtype=numpy.int64), starts[-1])
     draws = max(map(len, places)), max(max(shape.widths) for shape in shapes)
-    level, of_row = int(numpy.diff(readers.levels).max()), max(max(shape.reads) for shape in shapes)
-    return CallPlan(readers, tuple(starts[:-1]), tuple(map(tuple, places)), draws, level, of_row)
+    return CallPlan(readers, tuple(starts[:-1]), tuple(map(tuple, places)), draws, int(numpy.diff(readers.levels).max()))

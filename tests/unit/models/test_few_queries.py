@@ -65,7 +65,7 @@ def test_rows_of_unlike_lengths(
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of this kind")
-@pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "cooperlake"])
+@pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "cooperlake", "sapphirerapids"])
 def test_every_processor_gets_a_kernel(processor: str) -> None:
     compiler, flags = cpp_compiler(), [flag for flag in FLAGS if not flag.startswith("-march")]
     assert compiler is not None

@@ -323,8 +323,8 @@ def test_a_plain_draft_may_be_rounded() -> None:
     [
         ("x86-64", HALF),
         *product(("haswell", "skylake-avx512"), (HALF, CODED, PAIRS)),
-        *product(("cooperlake",), (CODED, PAIRS, CODED_PAIRS)),
-        *product(("haswell", "skylake-avx512", "cooperlake"), (None,)),
+        *product(("cooperlake", "sapphirerapids"), (CODED, PAIRS, CODED_PAIRS)),
+        *product(("haswell", "skylake-avx512", "cooperlake", "sapphirerapids"), (None,)),
     ],
     ids=str,
 )

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from distillspec.models import LanguageModel
 from distillspec.models.few_queries import why_not
-from distillspec.models.few_tokens import NEW_WITH_TILES
-from distillspec.models.numerics import cpu_has_tiles
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.base.requests import SequenceState
@@ -172,8 +170,7 @@ def test_trees_are_those_of_levels(kind: str, policies: str, shapes: str) -> Non
 
 @pytest.mark.parametrize(("width", "taken"), [(40, True), (63, True), (64, False), (70, False)])
 def test_many_readers_of_one_level(width: int, taken: bool) -> None:
-    """More than attention takes at once, and than a word has bits. Where the CPU has tiles, fewer are taken."""
-    taken = taken and not (cpu_has_tiles() and width > NEW_WITH_TILES)
+    """More than attention takes at once, and than a word has bits."""
     target, draft = draft_of("eagle", torch.float32)
     vocab, shapes = target.identity.vocab_size, (TreeShape(((width,), (1,) * width)), *[TreeShape.full((1,))] * 2)
     model = model_of(draft, vocab, in_one_call=True)

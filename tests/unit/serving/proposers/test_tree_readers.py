@@ -20,7 +20,7 @@ def test_readers_see_their_ancestors_and_themselves() -> None:
 def test_a_plan_goes_level_by_level_and_row_by_row() -> None:
     shapes = (TreeShape.full((1, 1)), UNEVEN)
     plan = call_plan(shapes)
-    assert (plan.starts, plan.readers.nodes, plan.level, plan.of_row) == ((0, 2), 9, 3, 2)
+    assert (plan.starts, plan.readers.nodes, plan.level) == ((0, 2), 9, 3)
     assert plan.places == ((0, 2), (1, 3, 4, 5, 6))
     assert plan.draws == (5, 2)
     assert plan.readers.levels.tolist() == [0, 2, 5, 7]
