@@ -84,4 +84,6 @@ def call_plan(shapes: tuple[TreeShape, ...]) -> CallPlan:
         levels.append(len(numbers))
     readers = Readers(numpy.array(levels, dtype=numpy.int64), numpy.array(numbers, dtype=numpy.int64), starts[-1])
     draws = max(map(len, places)), max(max(shape.widths) for shape in shapes)
-    return CallPlan(readers, tuple(starts[:-1]), tuple(map(tuple, places)), draws, int(numpy.diff(readers.levels).max()))
+    return CallPlan(
+        readers, tuple(starts[:-1]), tuple(map(tuple, places)), draws, int(numpy.diff(readers.levels).max())
+    )
