@@ -39,8 +39,8 @@ MOST_NODES = 64  # of a tree: they are bits of a word
 class FewTokens:
     """The layers of one model, for passes over at most `most` tokens.
 
-    Sums, and what passes from layer to layer, are float32. A token's result does not depend on the tokens read beside
-    it. Weights must not change while this exists.
+    Sums, and what passes from layer to layer, are float32. With weights of 16 bits a token's result does not depend on
+    the tokens read beside it. Weights must not change while this exists.
 
     Args:
         eight: weights are codes of at most 8 bits (`VectorKernel.codes`) where the kernel has any. Else they have 16.

@@ -117,15 +117,16 @@ void attend_some(const T* keys, const T* values, int64_t place, int64_t base, in
                                     most, total,  seen.data(), queries.data(), scale};
     const auto read_with = [&](auto&& part) {
         constexpr int64_t BLOCK = std::decay_t<decltype(part)>::BLOCK;
-        for (int64_t start = first; start < end; start += BLOCK)
+        for (int64_t start = first / BLOCK * BLOCK; start < end; start += BLOCK)  // whatever is read together
             part.read(int(start), int(std::min<int64_t>(BLOCK, end - start)), int(base));
     };
     if constexpr (BY_PAIRS<T>) {
         if (dim % (2 * LANES)) read_with(Head<T>(softmax));
         else if (!may_use_tiles()) read_with(PairedHead<T>(softmax));
         else if constexpr (TILES) read_with(TiledHead<T>(softmax));
+    } else {
+        read_with(Head<T>(softmax));
     }
-    else read_with(Head<T>(softmax));
     for (int64_t r = 0; r < count; ++r) {
         Out* own = out(r);
         const Vec all = all_of(sum_of(load(total + r * LANES)));

@@ -22,9 +22,9 @@ struct Entry {
 // Buffers for N tokens.
 template <typename T>
 struct EntrySpace {
-    std::vector<T> input, fed;                // [N, D or 2 D] and [N, D]
-    std::vector<Number<T>> gathered, normed;  // [N, kept · target_width] and [N, D]
-    std::vector<float> added, ones;           // [N, D] and [D]
+    Lines<T> input, fed;                // [N, D or 2 D] and [N, D]
+    Lines<Number<T>> gathered, normed;  // [N, kept · target_width] and [N, D]
+    Lines<float> added, ones;           // [N, D] and [D]
 
     EntrySpace(const Entry& e, int64_t width, int64_t tokens)
         : input(tokens * width * (e.joined() ? 2 : 1)), fed(e.reads() ? tokens * width : 0),

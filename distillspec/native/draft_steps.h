@@ -143,7 +143,7 @@ struct Trees {
     Space<T>& space;
     int64_t width, head_in, widest;
     EntrySpace<T> entry;
-    std::vector<Number<T>> normed, before;  // what the head reads, and the normed tokens before
+    Lines<Number<T>> normed, before;  // what the head reads, and the normed tokens before
     Level next;
 
     Trees(const Layer* layers, int64_t count, const Model& m, const Batch& text, const Steps& s, float eps,

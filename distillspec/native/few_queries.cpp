@@ -18,7 +18,7 @@ void attend(const T* query, const T* keys, const T* values, T* out, const int64_
     const int64_t groups = shape.heads / shape.kv_heads, queries = shape.queries, dim = shape.dim;
     const int64_t all = groups * queries, pairs = shape.batch * shape.kv_heads;
     // Too few heads for the threads: each takes a part of a head's queries, and reads the keys once more.
-    const int64_t size = pairs < 2 * threads ? ROWS : all, parts = (all + size - 1) / size;
+    const int64_t size = pairs >= 2 * threads ? all : TILES && may_use_tiles() ? TILE_ROWS : ROWS, parts = (all + size - 1) / size;
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
     for (int64_t item = 0; item < pairs * parts; ++item) {
         const int64_t b = item / parts / shape.kv_heads, h = item / parts % shape.kv_heads;

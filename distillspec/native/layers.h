@@ -67,9 +67,9 @@ constexpr int64_t PART = 32;  // tokens of a row whose attention is one thread's
 
 template <typename T>
 struct Space {
-    std::vector<Number<T>> normed, mixed, active;
-    std::vector<float> hidden, qkv, gate;
-    std::vector<T> queries;
+    Lines<Number<T>> normed, mixed, active;
+    Lines<float> hidden, qkv, gate;
+    Lines<T> queries;
 
     void fit(const Model& m, int64_t tokens) {
         const auto at_least = [](auto& held, int64_t size) {

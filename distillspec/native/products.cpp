@@ -9,7 +9,7 @@ namespace {
 // y = x times a packed weight `[out, in]`.
 template <typename T>
 void multiply_all(const Weight<T>* weight, int64_t out, int64_t in, const T* x, int64_t tokens, T* y, int threads) {
-    static thread_local std::vector<Number<T>> own;
+    static thread_local Lines<Number<T>> own;
     const Number<T>* read = (const Number<T>*)x;
     if constexpr (!std::is_same_v<T, Number<T>>) {
         own.resize(tokens * in + LANES);

@@ -141,16 +141,22 @@ void own_blocks(const Packed<W>& weight, int64_t begin, int64_t end, int64_t chu
         }
 }
 
+// The product with the blocks of one thread where tiles can be used. A single token's product is rounded as theirs with weights of 16 bits, so that a target's
+// results do not depend on how many tokens are read together. Unpacking codes takes as long as multiplying three tokens.
+template <typename W, typename Use>
+void share_by_tiles(const Packed<W>& weight, int64_t begin, int64_t end, const uint16_t* x, int64_t tokens, Use use) {
+    constexpr bool AS_TILES = sizeof(W) == 2;
+    constexpr int FEW = AS_TILES ? 1 : FEW_TOKENS;
+    if (tokens > FEW) return tiled_blocks(weight, begin, end, x, tokens, use);
+    const SmallIsZero here;
+    own_blocks<FEW_BLOCKS, FEW, AS_TILES>(weight, begin, end, FEW_CHUNK, x, tokens, use);
+}
+
 // The product of all tokens with the blocks of one thread, in the way that is the fastest for so many.
 template <typename W, typename X, typename Use>
 void share(const Packed<W>& weight, int64_t begin, int64_t end, const X* x, int64_t tokens, Use use) {
     if constexpr (TILES && std::is_same_v<X, uint16_t>)
-        if (may_use_tiles() && weight.in % TILE_INPUTS == 0) {
-            constexpr bool SAME = sizeof(W) == 2;  // a target's results do not depend on how many tokens are read together
-            constexpr int FEW = SAME ? 1 : FEW_TOKENS;
-            if (tokens > FEW) return tiled_blocks(weight, begin, end, x, tokens, use);
-            return own_blocks<FEW_BLOCKS, FEW, SAME>(weight, begin, end, FEW_CHUNK, x, tokens, use);
-        }
+        if (may_use_tiles() && weight.in % TILE_INPUTS == 0) return share_by_tiles(weight, begin, end, x, tokens, use);
     if (tokens <= FEW_TOKENS) own_blocks<FEW_BLOCKS, FEW_TOKENS>(weight, begin, end, FEW_CHUNK, x, tokens, use);
     else if (tokens <= ONE_BY_ONE) own_blocks<1, std::max(1, ONE_BY_ONE)>(weight, begin, end, 1, x, tokens, use);
     else own_blocks<BLOCKS, TOKENS>(weight, begin, end, CHUNK, x, tokens, use);

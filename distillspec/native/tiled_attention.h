@@ -51,30 +51,31 @@ struct TiledHead : RunningSoftmax<T> {
     using Base = RunningSoftmax<T>;
     using Base::keys, Base::values, Base::stride, Base::dim, Base::count, Base::sum;
     static constexpr int BLOCK = TILED_SPAN;
-    uint32_t* joined;  // [BLOCK / 2, dim]: the values of two keys
-    uint32_t* turned;  // [tiles of queries, dim / 2, 16]: two neighbouring numbers of each query
-    T* padded;         // [32, dim]: keys of the last tile, and none
+    uint32_t* joined;          // [BLOCK / 2, dim]: the values of two keys
+    uint32_t* transposed;  // [tiles of queries, dim / 2, 16]: two neighbouring numbers of each query
+    T *last_keys, *zero_keys;  // [16, dim] each
     const T* key_rows[KEY_TILES];
     int64_t key_bytes[KEY_TILES];  // from row to row
 
     // `sum` has whole tiles of queries.
     explicit TiledHead(const Base& of) : Base(of) {
-        static thread_local std::vector<Words> own;  // whole lines of the cache: tiles are read slowly across two
-        const int64_t pairs = BLOCK / 2 * dim, pads = TILE_ROWS * dim, queries = (count + TILE_ROWS - 1) / TILE_ROWS * (dim / 2);
-        if (int64_t(own.size()) < (pairs + pads) / LANES + queries) own.resize((pairs + pads) / LANES + queries);
-        joined = (uint32_t*)own.data();
-        padded = (T*)(joined + pairs);
-        turned = joined + pairs + pads;
-        std::fill(padded + TILE_ROWS * dim, padded + 2 * TILE_ROWS * dim, 0);
-        for (int row = 0; row < count; row += TILE_ROWS) turn(row);
-        shape_tiles(TILE_ROWS, TILE_ROWS);
+        static thread_local Lines<uint32_t> own;
+        const int64_t tiles = (count + TILE_ROWS - 1) / TILE_ROWS, pairs = BLOCK / 2 * dim, half = TILE_ROWS * dim / 2;
+        if (int64_t(own.size()) < pairs + (2 + tiles) * half) own.resize(pairs + (2 + tiles) * half);
+        joined = own.data();
+        last_keys = (T*)(joined + pairs);
+        zero_keys = last_keys + TILE_ROWS * dim;
+        transposed = joined + pairs + 2 * half;
+        std::fill(zero_keys, zero_keys + TILE_ROWS * dim, 0);
+        for (int row = 0; row < count; row += TILE_ROWS) transpose_queries(row);
+        configure_tiles(TILE_ROWS, TILE_ROWS);
     }
 
     ~TiledHead() { _tile_release(); }
 
-    uint32_t* queries_of(int row) const { return turned + row / TILE_ROWS * (dim / 2) * LANES; }
+    uint32_t* queries_of(int row) const { return transposed + row / TILE_ROWS * (dim / 2) * LANES; }
 
-    void turn(int row) {
+    void transpose_queries(int row) {
         for (int c = 0; c < dim; c += PAIRED) {
             Words square[LANES] = {};
             for (int r = 0; r < std::min(TILE_ROWS, count - row); ++r)
@@ -95,12 +96,12 @@ struct TiledHead : RunningSoftmax<T> {
             score(row, rows, size, scores);
             for (int r = 0; r < rows; ++r)
                 this->weigh(scores[r], row + r, start, size, base, [&](int j, Vec own) {
-                    if (row == 0) fetch_next(start, r, rows, j);
+                    if (row == 0 && size == BLOCK) fetch_next(start, r, rows, j);
                     const auto halves = _mm512_cvtneps_pbh((__m512)own);
                     std::memcpy(weights[r] + j, &halves, sizeof halves);
                     return load(weights[r] + j);
                 });
-            finish_writes();
+            compiler_barrier();
             int c = 0;
             for (; c + VALUES * LANES <= dim; c += VALUES * LANES) mix<VALUES>(weights, size, row, c);
             for (; c < dim; c += PAIRED) mix<2>(weights, size, row, c);
@@ -108,15 +109,14 @@ struct TiledHead : RunningSoftmax<T> {
     }
 
     void place_keys(int start, int size) {
-        T *last = padded, *none = padded + TILE_ROWS * dim;
         for (int i = 0; i < KEY_TILES; ++i) {
             const int own = std::min(TILE_ROWS, size - i * TILE_ROWS);
             const T* from = keys + (start + i * TILE_ROWS) * stride;
-            key_rows[i] = own == TILE_ROWS ? from : own > 0 ? last : none;
+            key_rows[i] = own == TILE_ROWS ? from : own > 0 ? last_keys : zero_keys;
             key_bytes[i] = (own == TILE_ROWS ? stride : dim) * sizeof(T);
             if (own <= 0 || own == TILE_ROWS) continue;
-            for (int r = 0; r < own; ++r) std::copy(from + r * stride, from + r * stride + dim, last + r * dim);
-            std::fill(last + own * dim, none, 0);
+            for (int r = 0; r < own; ++r) std::copy(from + r * stride, from + r * stride + dim, last_keys + r * dim);
+            std::fill(last_keys + own * dim, zero_keys, 0);
         }
     }
 
@@ -127,7 +127,7 @@ struct TiledHead : RunningSoftmax<T> {
         }
         // The keys of a tile that are not there weigh nothing.
         std::fill(joined + (size + 1) / 2 * dim, joined + (size + PAIRED - 1) / PAIRED * LANES * dim, 0);
-        finish_writes();
+        compiler_barrier();
     }
 
     // Ask memory for a share of the next block: of `parts`, the one that has the numbers j ... of each.

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <new>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -19,6 +21,22 @@ constexpr int LANES = 8;
 #endif
 constexpr int LINE = 64;  // bytes that a cache reads at once
 constexpr float SMALLEST = -87.0f;  // e^x is 0 below
+
+// A vector of whole lines of the cache: what lies across two is read slowly.
+template <typename T>
+struct LineAllocator {
+    using value_type = T;
+    LineAllocator() = default;
+    template <typename Other>
+    LineAllocator(const LineAllocator<Other>&) {}
+    T* allocate(size_t count) { return (T*)::operator new(count * sizeof(T), std::align_val_t(LINE)); }
+    void deallocate(T* held, size_t) { ::operator delete(held, std::align_val_t(LINE)); }
+    bool operator==(const LineAllocator&) const { return true; }
+    bool operator!=(const LineAllocator&) const { return false; }
+};
+
+template <typename T>
+using Lines = std::vector<T, LineAllocator<T>>;
 
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
@@ -196,9 +214,9 @@ inline Vec add_products(Vec sum, Pairs a, Pairs b) {
 }
 
 inline float sum_of(const uint16_t* x, int64_t count) {  // count: of whole vectors of LANES
-    Vec all = {};
-    for (int64_t i = 0; i < count; i += LANES) all += load(x + i);
-    return sum_of(all);
+    Vec all[4] = {};  // a sum must wait for the one before
+    for (int64_t i = 0; i < count; i += LANES) all[i / LANES % 4] += load(x + i);
+    return sum_of((all[0] + all[1]) + (all[2] + all[3]));
 }
 #endif
 
