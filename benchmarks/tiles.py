@@ -3,7 +3,8 @@
     python benchmarks/tiles.py [--context 200] [--rounds 15]
 
 Each side is a process of its own: one builds its kernels for this processor, the other for one without AMX. They take
-turns, a pass each, and the ratio is the median of the rounds' ratios. Writes `results/tiles.json`. Needs a CPU with AMX.
+turns, a pass each, and the ratio is the median of the rounds' ratios. Needs a CPU with AMX. Writes
+`results/tiles.json`.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def _compare(sides: dict[str, subprocess.Popen[str]], rows: int, tokens: int, ro
 
 
 def _ask(side: subprocess.Popen[str], rows: int, tokens: int) -> float:
-    assert side.stdin is not None and side.stdout is not None
+    assert side.stdin is not None
+    assert side.stdout is not None
     print(rows, tokens, file=side.stdin, flush=True)
     return float(side.stdout.readline())
 

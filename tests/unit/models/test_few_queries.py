@@ -140,6 +140,26 @@ def test_nan_stays_in_its_row_and_what_lies_behind_a_text_is_never_read(dtype: t
     assert torch.equal(found[1, :2, 2:], wanted[1, :2, 2:]), "the other key head"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("edge", [16, 64, 128])
+def test_texts_that_end_at_the_edges_of_blocks(edge: int, dtype: torch.dtype) -> None:
+    view = cache_view([edge - 2, edge - 1, edge], [16, 1, 5], [0, 1, 2])
+    found, wanted = both(few_queries_attention, view, 9, 3, 64, dtype)
+    torch.testing.assert_close(found, wanted, **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("how", [{}, {"window": 17}, {"window": 130}])
+def test_tokens_read_together_are_those_read_apart(how: dict[str, int], dtype: torch.dtype) -> None:
+    query, keys, values = (given.to(dtype) for given in held(cache_view([300], [4], [0])))
+    together = few_queries_attention(query, keys, values, cache_view([300], [4], [0]), **how)
+    for token in range(4):
+        alone = few_queries_attention(
+            query[:, :, token : token + 1], keys, values, cache_view([300 + token], [1], [0]), **how
+        )
+        assert torch.equal(alone[:, 0], together[:, token])
+
+
 def test_padding_is_finite() -> None:
     view = cache_view([10, 20, 30], [3, 0, 1], [0, 1, 2])
     query, keys, values = held(view)

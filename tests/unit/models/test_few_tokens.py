@@ -219,6 +219,20 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parts", [[1] * 38, [16, 17, 5], [33, 5]])
+def test_a_token_does_not_depend_on_how_many_are_read_together(parts: list[int], dtype: torch.dtype) -> None:
+    model, tokens = llama(dtype), list(range(20, 58))
+    few = FewTokens.of(model)
+    assert few is not None
+    together, cache, start, read = run(model, [RowInput(0, 0, tokens)], SlotCache(1, 64), few), SlotCache(1, 64), 0, []
+    for count in parts:
+        read.append(run(model, [RowInput(0, start, tokens[start : start + count])], cache, few))
+        start += count
+    assert torch.equal(torch.cat(read), together)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_states_are_handed_out(dtype: torch.dtype) -> None:
     model, ids = llama(dtype), (0, 2, 3)
     few = FewTokens.of(model)
