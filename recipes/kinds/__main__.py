@@ -18,7 +18,7 @@ from distillspec.recipes.arguments import add_common, check_prompts, names_of
 from distillspec.recipes.distillspec.cells import resumable
 from distillspec.recipes.kinds.elsewhere import cells
 from distillspec.recipes.kinds.results import figures_of, summary_of, write_results
-from distillspec.recipes.kinds.study import FIRST, HEADS, KINDS, Study
+from distillspec.recipes.kinds.study import FIRST, KINDS, Study
 
 
 def main() -> int:
@@ -74,8 +74,11 @@ def _study() -> Study:
 
 
 def with_states(study: Study) -> Study:
-    """Return the study whose text has the states that heads read too: without them they spend their minutes on them."""
-    if not set(study.kinds) & set(HEADS) or summary_of(study.folder(FIRST)) is not None:
+    """Return the study whose text has the states that heads read too: without them they spend their minutes on them.
+
+    Whatever its kinds are: another run may add heads.
+    """
+    if summary_of(study.folder(FIRST)) is not None:
         return study
     config = compose("train", study.command(FIRST)[1:])
     if config.data.generator != "slots" or config.data.state_ids is not None:

@@ -18,7 +18,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     "features": ("draft=pruned", "draft.layers=3", "draft.features=true"),
     TOKENS: ("draft=pruned", "draft.layers=3"),
 }
-HEADS = ("hydra", "medusa")  # read the target's last state
 
 
 @dataclass(frozen=True)
