@@ -1,4 +1,4 @@
-// Attention in bfloat16 by tiles (AMX). A product is of 16 keys and 16 queries, which are turned before weights are found of them.
+// Attention in bfloat16 by tiles (AMX), of 16 keys times 16 queries. Scores are transposed, so that those of a query lie together.
 // Weights are rounded to bfloat16, sums are float32.
 
 #pragma once
@@ -15,12 +15,12 @@ struct TiledHead;
 
 #if defined(HAS_TILES)
 
-constexpr int TILED_SPAN = 2 * SPAN;  // keys of a block: what was just written takes long to be read as a tile, so there are few
+constexpr int TILED_SPAN = 2 * SPAN;  // keys of a block. Blocks are long: a tile of what was just written is read slowly
 constexpr int KEY_TILES = TILED_SPAN / TILE_ROWS;
-constexpr int FEW_QUERIES = 4;  // turned faster
+constexpr int FEW_QUERIES = 4;  // transposed with fewer shuffles
 
-// Vectors of `rows` numbers that lie in 16 rows `from`, one behind another: to[r] gets the numbers of column r.
-inline void turn_columns(const float (*from)[LANES], int rows, float (*to)[TILED_SPAN]) {
+// Write from[i][r] to to[r][i], for 16 keys i and the first `rows` queries r.
+inline void transpose_scores(const float (*from)[LANES], int rows, float (*to)[TILED_SPAN]) {
     Words square[LANES];
     if (rows <= FEW_QUERIES) {
         Words fours[4], halves[4];
@@ -52,7 +52,7 @@ struct TiledHead : RunningSoftmax<T> {
     using Base::keys, Base::values, Base::stride, Base::dim, Base::count, Base::sum;
     static constexpr int BLOCK = TILED_SPAN;
     uint32_t* joined;          // [BLOCK / 2, dim]: the values of two keys
-    uint32_t* transposed;  // [tiles of queries, dim / 2, 16]: two neighbouring numbers of each query
+    uint32_t* transposed;      // [tiles of queries, dim / 2, 16]: two neighbouring numbers of each query
     T *last_keys, *zero_keys;  // [16, dim] each
     const T* key_rows[KEY_TILES];
     int64_t key_bytes[KEY_TILES];  // from row to row
@@ -148,7 +148,7 @@ struct TiledHead : RunningSoftmax<T> {
             multiply_keys(key_rows + first / TILE_ROWS, key_bytes + first / TILE_ROWS, queries_of(row), products);
             for (int j = 0; j < SPAN; j += LANES) {
                 for (int i = 0; i < LANES; ++i) store(load(products[j + i]) * this->scale, products[j + i]);
-                turn_columns(products + j, rows, (float(*)[BLOCK])(scores[0] + first + j));
+                transpose_scores(products + j, rows, (float(*)[BLOCK])(scores[0] + first + j));
             }
         }
     }
