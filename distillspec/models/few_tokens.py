@@ -54,7 +54,8 @@ class FewTokens:
         self._sizes = [config.hidden_size, config.intermediate_size, heads.query, heads.kv, heads.dim]
         self._like = torch.empty(1, heads.kv, 1, heads.dim, dtype=model.dtype)
         self.most = most_tokens(model.dtype)
-        self._in_slices = self.most == MOST_TOKENS
+        # Of any length, in slices: so no text is read otherwise for its neighbours' sake.
+        self.takes_all_chains = self.most == MOST_TOKENS
         self.eps, self.scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
         self.pages = LargePages()
         self._layers = [_packed_layer(layer, self.kind, self.pages) for layer in model.layers]
@@ -78,11 +79,6 @@ class FewTokens:
             return None
         return FewTokens(model, eight=eight) if not exact or _fits_sixteen_bits(model) else None
 
-    @property
-    def takes_all_chains(self) -> bool:
-        """True if it takes chains of any length, in slices: so no text is read otherwise for its neighbours' sake."""
-        return self._in_slices
-
     def takes(self, view: FlatView) -> bool:
         """Return True if a pass has few tokens, over a cache of slots."""
         fits = all(each.view.ancestors is None or each.view.places.shape[1] <= MOST_NODES for each in view.groups)
@@ -94,7 +90,7 @@ class FewTokens:
         Args:
             sliced: they may be read in passes of at most `most` tokens (`FewRows.slices`).
         """
-        fits = sum(counts) <= self.most or (sliced and self._in_slices)
+        fits = sum(counts) <= self.most or (sliced and self.takes_all_chains)
         return fits and type(cache) is SlotCache
 
     def takes_rows(self, cache: SlotCache, counts: Sequence[int], nodes: int = 0) -> bool:

@@ -102,10 +102,10 @@ template <typename T, typename Out, typename QueryAt, typename OutAt, typename S
 void attend_some(const T* keys, const T* values, int64_t place, int64_t base, int64_t end, int64_t dim, int64_t count,
                  float scale, QueryAt query, OutAt out, Seen sees) {
     const int64_t whole = (count + LANES - 1) / LANES * LANES;  // tiles of queries
-    std::vector<Vec> space(whole * dim / LANES + whole / LANES + count);
+    Lines<float> space(whole * (dim + 1) + count * LANES);
     std::vector<Query> seen(count);
     std::vector<const T*> queries(count);
-    float *sum = (float*)space.data(), *most = sum + whole * dim, *total = most + whole;
+    float *sum = space.data(), *most = sum + whole * dim, *total = most + whole;
     int64_t first = end;
     for (int64_t r = 0; r < count; ++r) {
         queries[r] = query(r);

@@ -60,8 +60,8 @@ struct PairedHead : RunningSoftmax<T> {
     Pairs* joined;  // [SPAN / 2, dim]: the values of two keys
 
     explicit PairedHead(const Base& of) : Base(of) {
-        static thread_local std::vector<Words> own;
-        if (int(own.size()) < 2 * SPAN * dim / PAIRED) own.resize(2 * SPAN * dim / PAIRED);
+        static thread_local Lines<uint16_t> own;
+        if (int(own.size()) < 2 * SPAN * dim) own.resize(2 * SPAN * dim);
         turned = (Pairs*)own.data();
         joined = turned + SPAN * dim / PAIRED;
     }

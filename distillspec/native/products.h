@@ -141,8 +141,9 @@ void own_blocks(const Packed<W>& weight, int64_t begin, int64_t end, int64_t chu
         }
 }
 
-// The product with the blocks of one thread where tiles can be used. A single token's product is rounded as theirs with weights of 16 bits, so that a target's
-// results do not depend on how many tokens are read together. Unpacking codes takes as long as multiplying three tokens.
+// The product with the blocks of one thread where tiles can be used. With weights of 16 bits that of a single token is rounded as
+// theirs, so that a target's results do not depend on how many tokens are read together. Unpacking codes takes as long as
+// multiplying three tokens.
 template <typename W, typename Use>
 void share_by_tiles(const Packed<W>& weight, int64_t begin, int64_t end, const uint16_t* x, int64_t tokens, Use use) {
     constexpr bool AS_TILES = sizeof(W) == 2;

@@ -152,7 +152,7 @@ struct TiledProduct {
     const uint16_t* x;
     int64_t end;
     Use use;
-    const float* first_sums;  // [tokens]: see `Packed::first_sum`
+    const float* first_sums;  // [tokens], of codes: see `Packed::first_sum`
     Sums* sums;               // [4]
     int64_t rows[2] = {-1, -1};
 
@@ -172,8 +172,11 @@ struct TiledProduct {
 
     void hand_over(const Sums& own, int64_t block, int64_t first, int64_t count) {
         const int64_t output = block * LANES;
-        for (int64_t t = 0; t < count; ++t)
-            use(first + t, output, weight.scaled(all_of(first_sums[first + t]) + load(own[t]), output));
+        for (int64_t t = 0; t < count; ++t) {
+            Vec found = load(own[t]);
+            if constexpr (sizeof(W) == 1) found += all_of(first_sums[first + t]);
+            use(first + t, output, weight.scaled(found, output));
+        }
     }
 
     template <int B>
@@ -215,9 +218,10 @@ template <typename W, typename Use>
 void tiled_blocks(const Packed<W>& weight, int64_t begin, int64_t end, const uint16_t* x, int64_t tokens, Use use) {
     if (begin == end) return;
     static thread_local std::vector<float> first_sums;
-    if (int64_t(first_sums.size()) < tokens) first_sums.resize(tokens);
-    if constexpr (sizeof(W) == 1)
+    if constexpr (sizeof(W) == 1) {
+        if (int64_t(first_sums.size()) < tokens) first_sums.resize(tokens);
         for (int64_t t = 0; t < tokens; ++t) first_sums[t] = weight.first_sum(x + t * weight.in)[0];
+    }
     alignas(LINE) Sums sums[4];
     TiledProduct<W, Use>{weight, x, end, use, first_sums.data(), sums}.run(begin, tokens);
     _tile_release();
