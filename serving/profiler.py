@@ -107,7 +107,10 @@ def measure(
         fit([point for (source, _), found in points.items() if not source for point in found], recorded.target),
         {
             draft.source: ProfiledDraft(
-                (model := engine.drafts[draft.source]).name, size_of(model), fit(found, recorded.drafts), draft.at_once
+                (model := engine.drafts[draft.source]).name,
+                size_of(model),
+                fit(found, recorded.drafts),
+                draft.drafts_block,
             )
             for draft in drafts
             if (found := points.get((draft.source, "drafting")))

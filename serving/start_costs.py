@@ -119,7 +119,7 @@ def _draft_loops(
     A loop's first pass reads text and takes longer than the others: loops of one token show by how much.
     """
     longest = min(speculation_length, draft.limit)
-    if draft.at_once:
+    if draft.drafts_block:
         loops = {(rows := -(-n // longest), round(n / rows), context) for n in KNOTS if n < slots * longest}
     else:
         loops = {(n, longest, context) for n in KNOTS if n < slots} | {(1, 1, context), (slots, 1, context)}

@@ -107,7 +107,7 @@ class TimedPasses:
                 proposer.leave_slot(request.sequence)
             return trees
 
-        passes = 1 if any(own.at_once for own in self.drafts() if own.source == source) else length
+        passes = 1 if any(own.drafts_block for own in self.drafts() if own.source == source) else length
         tokens = passes * self.recorded.drafts.up(rows * length // passes)
         point = Timed(rows * context * passes, tokens, passes, 0.0, rows * passes)
         return Work("drafting", point, run, (rows, context), source=source)

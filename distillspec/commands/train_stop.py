@@ -56,10 +56,10 @@ def run(config: TrainStopCommand, folder: Path) -> None:
 
 
 def _check_kind(draft: LanguageModel) -> None:
-    if draft.drafts_at_once or not draft.attends:
+    if draft.drafts_block or not draft.attends:
         raise ConfigError(
             f"train-stop is for drafts that write token by token, not for kind {draft.kind}"
-            + (": train it with draft.confidence=true" if draft.drafts_at_once else ", which writes all in one pass")
+            + (": train it with draft.confidence=true" if draft.drafts_block else ", which writes all in one pass")
         )
 
 

@@ -149,7 +149,7 @@ def _measure_batch(
         read = {VERIFY: ids[:, : k + 1], LOOP: block[:, :k]}.get(side, ids[:, :1])
         return time_step(drafter if side in (DRAFT, LOOP) else reader, read)
 
-    return paired_cost(batch, seconds, longest, rounds, loops=draft.drafts_at_once)
+    return paired_cost(batch, seconds, longest, rounds, loops=draft.drafts_block)
 
 
 def paired_cost(

@@ -61,7 +61,7 @@ def export_draft(
     draft = load_draft(draft_folder, target)
     if draft.state_input is not None:
         assert target is not None, "load_draft refuses such a draft without its target"
-        export = export_block if draft.drafts_at_once else export_eagle if draft.attends else export_medusa
+        export = export_block if draft.drafts_block else export_eagle if draft.attends else export_medusa
         return export(draft, target, output_folder, format, dtype=dtype, speculation_length=speculation_length)
     if format == "speculators":
         raise ConfigError(

@@ -163,7 +163,7 @@ class DraftSteps:
                 *(readers.levels.ctypes.data, readers.numbers.ctypes.data),
                 *self._entry(addressof(columns), len(columns)),
                 *(self._norm.data_ptr(), _at(self._head), _at(self._markov), _rank(self.model.state_input)),
-                *(int(self.model.drafts_at_once), width, self._padded, _at(self._ids)),
+                *(int(self.model.drafts_block), width, self._padded, _at(self._ids)),
                 *(*map(_at, by), unread.tokens.ctypes.data),
                 0 if unread.before is None else unread.before.addresses.ctypes.data,
                 *(ids.data_ptr(), finite.data_ptr(), _at(probs)),

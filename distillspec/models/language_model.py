@@ -122,12 +122,12 @@ class LanguageModel:
     @property
     def most_positions(self) -> int | None:
         """Return the most tokens that the model can draft at once, None for any number."""
-        if self.drafts_at_once:
+        if self.drafts_block:
             return int(self.state_input.positions)  # type: ignore[union-attr, arg-type]
         return None if self.attends else len(self.layers)
 
     @property
-    def drafts_at_once(self) -> bool:
+    def drafts_block(self) -> bool:
         """Return True if one pass gives all drafted positions."""
         return self.state_input is not None and self.state_input.way == BLOCK
 
@@ -174,7 +174,7 @@ class LanguageModel:
         states = self.normed(carried)
         if not self.attends:
             states = self.layers[position].read(states)  # type: ignore[operator]
-        if not self.drafts_at_once:
+        if not self.drafts_block:
             return states
         newest = None if newest is None else self.model.get_input_embeddings()(newest)
         read: Tensor = self.state_input.head_input(states, newest)  # type: ignore[union-attr, operator]

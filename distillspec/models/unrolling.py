@@ -139,7 +139,7 @@ class _Passes:
         ids, places = tokens.pick(self.input_ids), tokens.pick(self.position_ids)
         if not self.draft.attends:
             return self.draft.last_states(ids, places, fed, drafted=step)
-        if self.draft.drafts_at_once and step:
+        if self.draft.drafts_block and step:
             ids = torch.full_like(ids, -step)  # masks
         self.seen.add(tokens, step)
         with attending_by_sequence(self.draft.model, self.seen.counts):

@@ -60,7 +60,7 @@ def _prompt_lookup() -> dict[str, Sweep]:
 
 def _medusa() -> dict[str, Sweep]:
     a100 = load_hardware("a100-7b")
-    heads = replace(a100, latency=replace(a100.latency, draft=None, draft_free_s=0.0, at_once=True))
+    heads = replace(a100, latency=replace(a100.latency, draft=None, draft_free_s=0.0, drafts_block=True))
     return {
         f"fig{number}": Sweep(
             f"Fig. {number}: three Medusa heads, α {alpha}",

@@ -21,7 +21,7 @@ class Option(NamedTuple):
     match: int = 0  # how sure a source without a model is, such as tokens of text that a lookup found again
     unread_tokens: int = 0  # tokens of its text that the draft model has not read
     source: str = DRAFT
-    at_once: bool = False  # one pass of the draft model gives all its tokens
+    drafts_block: bool = False  # one pass of the draft model gives all its tokens
     wide: bool = False  # its levels may have siblings
     likely: LikelyNodes | None = None  # its nodes with their chances, where the source knows them
 
@@ -44,7 +44,7 @@ class RowView(NamedTuple):
     match: int = 0
     unread_tokens: int = 0
     source: str = DRAFT
-    at_once: bool = False
+    drafts_block: bool = False
     wide: bool = False
     likely: LikelyNodes | None = None
     max_time_per_token_s: float | None = None  # this request's own bound, None for the engine's
@@ -119,6 +119,6 @@ class BatchView:
     waiting: int = 0
 
     @property
-    def at_once(self) -> bool:
-        """True if the draft model drafts blocks."""
-        return any(row.at_once for row in self.rows)
+    def drafts_block(self) -> bool:
+        """True if one pass of the draft model gives all its tokens."""
+        return any(row.drafts_block for row in self.rows)

@@ -45,7 +45,10 @@ def run(config: SimulateCommand, folder: Path) -> None:
     close_run(
         folder,
         "simulate",
-        {"hardware": dataclasses.asdict(hardware), "runs": [dataclasses.asdict(figures) for figures in runs]},
+        {
+            "hardware": {**dataclasses.asdict(hardware), "latency": hardware.latency.as_json()},
+            "runs": [dataclasses.asdict(figures) for figures in runs],
+        },
     )
 
 

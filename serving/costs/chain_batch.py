@@ -55,7 +55,7 @@ class ChainBatch:
         cls, rows: Sequence[RowView], survival: Floats, latency: LatencyModel, prefill_tokens: int = 0
     ) -> ChainBatch:
         """Return the chains of rows that their own sources draft for."""
-        own = [(row.at_once, row.source) if row.drafted_by_model else None for row in rows]
+        own = [(row.drafts_block, row.source) if row.drafted_by_model else None for row in rows]
         sources = dict.fromkeys([source for source in own if source is not None])
         costs = [latency.of_draft(*source) for source in sources] or [latency]
         masks = [numpy.array([each == source for each in own]) for source in (*sources, None)]

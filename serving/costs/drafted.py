@@ -43,7 +43,9 @@ class DraftedCosts:
         nodes: int | None = None,
     ) -> None:
         rows, draft = len(contexts), latency.draft
-        self.draft_free_s, self.at_once, self._depths = latency.draft_free_s, latency.at_once, numpy.arange(most)
+        self.draft_free_s = latency.draft_free_s
+        self.drafts_block = latency.drafts_block
+        self._depths = numpy.arange(most)
         counts = numpy.arange(rows * (nodes or most) + 3.0)
         self.target_s = latency.target.by_tokens(counts + (rows + prefill_tokens))
         self.target_s -= self.target_s[0]
@@ -68,7 +70,7 @@ class DraftedCosts:
             rows: `[depths, …]`, rows that draft at depth 1, 2, … or deeper.
             read_s: `[depths, …]`, Σ of `self.read_s` over them.
         """
-        if self.at_once:
+        if self.drafts_block:
             depths = numpy.arange(len(rows) + 1).reshape(-1, *[1] * (rows.ndim - 1))
             seconds = numpy.diff(self.pass_s[rows[:1] * depths], axis=0)
             seconds[:1] += read_s[:1]
@@ -85,7 +87,7 @@ class DraftedCosts:
             lengths = lengths * self.model
         if self.first_s:
             seconds += self.first_s * lengths.any(1)
-        if self.at_once:
+        if self.drafts_block:
             drafts = lengths > 0
             positions = drafts.sum(1) * lengths.max(1, initial=0)
             return numpy.asarray(seconds + self.pass_s[positions] + drafts @ self.read_s)

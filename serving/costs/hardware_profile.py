@@ -88,13 +88,13 @@ class ProfiledDraft:
     """A measured draft.
 
     size: number of its weights, and their dtype. Versions of a draft cost the same while they are of one size.
-    at_once: it drafts blocks.
+    drafts_block: one pass gives all its tokens. Files call it `at_once`.
     """
 
     name: str
     size: str
     cost: Fitted
-    at_once: bool = False
+    drafts_block: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Profile:
         if first is None:
             return LatencyModel(self.target_cost.cost)
         members = {} if DRAFT in self.drafts else {source: draft.cost.cost for source, draft in self.drafts.items()}
-        return LatencyModel(self.target_cost.cost, first.cost.cost, at_once=first.at_once, members=members)
+        return LatencyModel(self.target_cost.cost, first.cost.cost, drafts_block=first.drafts_block, members=members)
 
     @property
     def title(self) -> str:
@@ -123,7 +123,10 @@ class Profile:
         return f"{self.machine.get('gpu', self.machine.get('cpu', 'a machine'))}, {models}"
 
     def save(self, path: Path) -> None:
-        write_json(path, {"version": VERSION, **asdict(self)})
+        stored = asdict(self)
+        for draft in stored["drafts"].values():
+            draft["at_once"] = draft.pop("drafts_block")
+        write_json(path, {"version": VERSION, **stored})
 
     @classmethod
     def read(cls, path: Path) -> Profile:
@@ -207,7 +210,8 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def _draft(stored: Mapping[str, Any]) -> ProfiledDraft:
-    return ProfiledDraft(**{**stored, "cost": Fitted.from_json(stored["cost"])})
+    fields = {"drafts_block" if name == "at_once" else name: value for name, value in stored.items()}
+    return ProfiledDraft(**{**fields, "cost": Fitted.from_json(stored["cost"])})
 
 
 def _other_machine(measured: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:

@@ -45,7 +45,7 @@ def cost_key(
 
 def keep_costs(path: Path, key: Key, latency: LatencyModel) -> None:
     """Write the costs, for `kept_costs` with the same key."""
-    write_json(path, {"of": key, "latency": asdict(latency)})
+    write_json(path, {"of": key, "latency": latency.as_json()})
 
 
 def kept_costs(path: Path, key: Key) -> LatencyModel | None:

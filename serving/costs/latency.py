@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.catch_up import ALONG, MOST, catch_up_cost
@@ -26,7 +26,7 @@ class LatencyModel:
         target: a pass of the target, over decoding rows and prompt tokens together.
         draft: a pass of the draft. None where proposals come without a model.
         draft_free_s: proposals without a model, a step.
-        at_once: the draft drafts blocks.
+        drafts_block: one pass of the draft gives all its tokens.
         members: a pass of each of several drafts, by source. Others cost as `draft`.
 
     Raises:
@@ -36,12 +36,18 @@ class LatencyModel:
     target: CostTable
     draft: CostTable | None = None
     draft_free_s: float = 5e-4
-    at_once: bool = False
+    drafts_block: bool = False
     members: Mapping[str, CostTable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 <= self.draft_free_s < float("inf"):
             raise ConfigError(f"draft_free_s={self.draft_free_s} must be finite and at least 0 seconds")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as files have them, where `drafts_block` is called `at_once`."""
+        stored = asdict(self)
+        stored["at_once"] = stored.pop("drafts_block")
+        return stored
 
     def table_of(self, source: str) -> CostTable | None:
         """Return the costs of one draft's passes. None where proposals come without a model."""
@@ -60,17 +66,17 @@ class LatencyModel:
         draft = None if self.draft is None else replace(self.draft, recorded=recorded.drafts)
         return replace(self, target=replace(self.target, recorded=recorded.target), draft=draft, members=tables)
 
-    def of_draft(self, at_once: bool, source: str = DRAFT) -> LatencyModel:
+    def of_draft(self, drafts_block: bool, source: str = DRAFT) -> LatencyModel:
         """Return the same costs with one draft's passes.
 
         Args:
-            at_once: it drafts blocks, else it takes a pass a depth.
+            drafts_block: one pass gives all its tokens, else it takes a pass a depth.
             source: its name, where there are several.
         """
         draft = self.table_of(source)
-        if at_once == self.at_once and draft is self.draft:
+        if drafts_block == self.drafts_block and draft is self.draft:
             return self
-        return replace(self, draft=draft, at_once=at_once)
+        return replace(self, draft=draft, drafts_block=drafts_block)
 
     def target_s(self, contexts: Sequence[int], lengths: Sequence[int], prefill_tokens: int = 0) -> float:
         """Return the seconds of the target's pass: a root and `lengths[i]` tokens of each row, and prompt tokens."""
@@ -95,7 +101,7 @@ class LatencyModel:
             free = any(length and not own for length, own in zip(lengths, by_model, strict=True))
             lengths = [length if own else 0 for length, own in zip(lengths, by_model, strict=True)]
             return self.draft_s(contexts, lengths) + (self.draft_free_s if free else 0.0)
-        return self._passes_s(self.draft, draft_work(contexts, lengths, self.at_once))
+        return self._passes_s(self.draft, draft_work(contexts, lengths, self.drafts_block))
 
     def trees_s(self, work: Sequence[tuple[int, Sequence[int]]]) -> float:
         """Return the seconds of all draft passes of trees.
@@ -105,9 +111,9 @@ class LatencyModel:
         """
         contexts, reads = zip(*work, strict=True)
         depths = list(map(len, reads))
-        if self.draft is None or self.at_once:
+        if self.draft is None or self.drafts_block:
             return self.draft_s(contexts, depths)
-        chains = draft_work(contexts, depths, at_once=False)
+        chains = draft_work(contexts, depths, drafts_block=False)
         return self._passes_s(self.draft, chains._replace(passes=list(map(sum, zip_longest(*reads, fillvalue=0)))))
 
     @staticmethod
@@ -141,7 +147,7 @@ class LatencyModel:
         """Return the seconds in which the draft drafts `length` tokens a row. `context` is of all rows together."""
         if self.draft is None:
             return self.draft_free_s
-        if self.at_once:
+        if self.drafts_block:
             return self.draft.first + self.draft.seconds(context, rows * length, rows)
         return self.draft.first + length * self.draft.seconds(context, rows, rows)
 
@@ -166,10 +172,10 @@ class DraftWork(NamedTuple):
     rows: int
 
 
-def draft_work(contexts: Sequence[int], lengths: Sequence[int], at_once: bool) -> DraftWork:
+def draft_work(contexts: Sequence[int], lengths: Sequence[int], drafts_block: bool) -> DraftWork:
     """Return the work of drafting `lengths[i]` tokens behind `contexts[i]`. Depth s runs over rows of length ≥ s."""
     deepest = max(lengths, default=0)
-    if at_once:
+    if drafts_block:
         drafting = [context for context, length in zip(contexts, lengths, strict=True) if length]
         return DraftWork([len(drafting) * deepest] if drafting else [], sum(drafting), len(drafting))
     passes = [sum([length >= depth for length in lengths]) for depth in range(1, deepest + 1)]

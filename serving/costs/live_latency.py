@@ -19,7 +19,7 @@ class RowWork(NamedTuple):
 
     unread_tokens: of its text, that its draft had not read. None: no draft was to draft. A row that is far behind is
         read on, and drafts nothing yet.
-    at_once: its draft drafts blocks.
+    drafts_block: one pass of its draft gives all its tokens.
     reads: nodes that each pass of the draft read first of the row, None: one for each token of a chain. Drafting level
         by level reads those before again, which costs little beside.
     """
@@ -28,7 +28,7 @@ class RowWork(NamedTuple):
     proposed: int  # nodes that were drafted
     unread_tokens: int | None = None
     source: str = DRAFT
-    at_once: bool = False
+    drafts_block: bool = False
     reads: tuple[int, ...] | None = None
 
     @property
@@ -107,10 +107,10 @@ class LiveLatency:
 
     def _observe_draft(self, source: str, rows: Sequence[RowWork], seconds: float) -> bool:
         """Learn from the passes of one draft over the rows that drafted, and over texts that it had not read."""
-        at_once = any(row.at_once for row in rows)
-        work = draft_work([row.context_tokens for row in rows], [row.levels for row in rows], at_once)
+        drafts_block = any(row.drafts_block for row in rows)
+        work = draft_work([row.context_tokens for row in rows], [row.levels for row in rows], drafts_block)
         passes: list[float] = [*work.passes]
-        if not at_once and any(row.reads is not None for row in rows):
+        if not drafts_block and any(row.reads is not None for row in rows):
             levels = [row.reads for row in rows if row.reads]
             passes = [float(sum(level)) for level in zip_longest(*levels, fillvalue=0)]
         further, own_passes = catch_up_cost([row.unread_tokens for row in rows if row.unread_tokens])

@@ -55,7 +55,7 @@ class StepCosts:
             drafts = row.drafted_by_model and shape.depth > 0
             free = free or row.likely is not None or (shape.depth > 0 and not drafts)
             if drafts:
-                work.setdefault((row.at_once, row.source), []).append((row.context_tokens, shape.reads))
+                work.setdefault((row.drafts_block, row.source), []).append((row.context_tokens, shape.reads))
         passes_s = [self.latency.of_draft(*source).trees_s(own) for source, own in work.items()]
         return sum(passes_s, self.latency.draft_free_s * free)
 
@@ -66,7 +66,7 @@ class StepCosts:
             levels, nodes: the most that a tree may have.
             further: nodes of others in the target's pass.
         """
-        latency = self.latency.of_draft(option.at_once, option.source)
+        latency = self.latency.of_draft(option.drafts_block, option.source)
         if not option.drafted_by_model:
             latency = replace(latency, draft=None, draft_free_s=latency.draft_free_s * len(rows) / max(1, self.rows))
         contexts = numpy.array([row.context_tokens for row in rows])

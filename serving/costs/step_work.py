@@ -26,7 +26,7 @@ def _work(row: RowView, plan: RowPlan, result: RowResult, *, by_level: bool) -> 
     drafts = row.drafted_by_model and any(tree.source == row.source for tree in plan.trees)
     reads = None if not by_level else plan.trees[-1].shape.reads[: result.depth] if plan.trees else ()
     unread = row.unread_tokens if drafts else None
-    return RowWork(row.context_tokens, result.nodes, unread, row.source, row.at_once, reads)
+    return RowWork(row.context_tokens, result.nodes, unread, row.source, row.drafts_block, reads)
 
 
 def catch_up_s(latency: LatencyModel, rows: Sequence[RowView], lengths: Sequence[int]) -> float:

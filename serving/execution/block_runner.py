@@ -21,7 +21,7 @@ class BlockRunner(StateRunner):
     all read, by the one attention that lets tokens see later ones.
     """
 
-    one_pass = True
+    drafts_block = True
 
     def _few(self, batch: FlatBatch) -> FewTokens | None:
         return None if self.model.sees_both_ways else super()._few(batch)

@@ -34,5 +34,5 @@ def draft_runner(
         return ModelRunner(model, cache, prepared, None if elsewhere else recorder)
     if model.sees_both_ways:
         cache.attend = masked_attention
-    kind = BlockRunner if model.drafts_at_once else StateRunner
+    kind = BlockRunner if model.drafts_block else StateRunner
     return kind(model, cache, target_cache, prepared, target_device)

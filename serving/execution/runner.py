@@ -33,7 +33,7 @@ class ModelRunner:
     `passes` counts forward passes. The states `feature_ids` of all tokens are kept in `cache.features` (`FeatureTap`).
     """
 
-    one_pass = False  # True: `begin` computes all drafted positions, and `follow` runs nothing
+    drafts_block = False  # True: `begin` computes all drafted positions, and `follow` runs nothing
 
     def __init__(
         self,

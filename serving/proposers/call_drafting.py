@@ -52,7 +52,7 @@ class CallDrafting:
         plan = call_plan(shapes)
         unread = self.runner.unread(texts, plan.depth)
         found = steps.run(self.runner.cache, unread, plan.readers, self._chance(rows, plan))
-        self.runner.passes += 1 if self.runner.one_pass else plan.depth
+        self.runner.passes += 1 if self.runner.drafts_block else plan.depth
         ids, finite, failed = found.ids.tolist(), found.finite.tolist(), list[Growth]()
         for row, start, own in zip(rows, plan.starts, plan.places, strict=True):
             if not row.fill(ids[start : start + row.shape.nodes], [finite[place] for place in own], own):

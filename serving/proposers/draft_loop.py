@@ -76,7 +76,7 @@ class DraftLoop:
         if recorded is None:
             ends = batch.view.places[batch.wanted] + 1
             return self._loop(batch, ends, reach, widths, draws)
-        self.runner.passes += 1 if self.runner.one_pass else count
+        self.runner.passes += 1 if self.runner.drafts_block else count
         return recorded.run(batch.host, draws)
 
     def _recorded(self, batch: HostBatch, reach: int, widths: tuple[int, ...], draws: Draws) -> _Recorded | None:
@@ -121,7 +121,7 @@ class DraftLoop:
             newest = ids[-1][:, 0]
             if choice.probs is not None:
                 probs.append(choice.probs)
-            if step + 1 < count and not self.runner.one_pass:
+            if step + 1 < count and not self.runner.drafts_block:
                 # Rows near the context's end write to the spare place, and their excess tokens are cut off afterwards.
                 at = (ends + step).clamp(max=max_len)
                 following = self._following(batch, at, newest, reach, step)

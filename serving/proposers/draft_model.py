@@ -153,8 +153,8 @@ class DraftModel:
         if not self._reads(sequence):
             return NOTHING
         unread = len(sequence.tokens) - state.computed if self.attends else 1
-        at_once = self.runner.one_pass
-        return (Option(min(self.most, room + 1), unread_tokens=unread, source=self.source, at_once=at_once, wide=True),)
+        option = Option(min(self.most, room + 1), unread_tokens=unread, source=self.source, wide=True)
+        return (option._replace(drafts_block=self.runner.drafts_block),)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Keep what the cache holds of the accepted tokens, whoever proposed them.
@@ -215,7 +215,7 @@ class DraftModel:
 
         Where passes are not recorded, rows of unlike lengths are cheaper level by level: short ones leave early.
         """
-        together = self.loop.records or self.runner.one_pass or len({row.shape.depth for row in rows}) == 1
+        together = self.loop.records or self.runner.drafts_block or len({row.shape.depth for row in rows}) == 1
         given = any(row.guess or row.sequence.candidates for row in rows)
         return together and self._has_free_choice and not given and all(row.shape.is_spine for row in rows)
 
@@ -282,7 +282,7 @@ class DraftModel:
 
     def _has_room(self, row: Growth) -> bool:
         """Return False at the context's end, where a block's masks have no place."""
-        return not self.runner.one_pass or len(row.sequence.tokens) + self.most <= self.longest
+        return not self.runner.drafts_block or len(row.sequence.tokens) + self.most <= self.longest
 
     def _give_up(self, row: Growth) -> None:
         """End speculation for a row whose draft logits are NaN."""

@@ -87,7 +87,7 @@ class LevelDrafting:
 
     def _read(self, rows: Sequence[Growth], step: int) -> None:
         """Read the frontiers of all rows in one pass, but those that were guessed."""
-        if self.runner.one_pass:
+        if self.runner.drafts_block:
             for row in rows:
                 row.held |= dict.fromkeys(row.frontier, row.held[ROOT])
             return

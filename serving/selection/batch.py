@@ -184,7 +184,7 @@ class Batch:
         used, count = self.used[rows], int(rows.sum())
         seconds: Floats = self._loop_s(place, count) * (1 - (1 - used).prod())
         table = self.drafts[place].draft
-        if not self._trees or table is None or self.drafts[place].at_once:
+        if not self._trees or table is None or self.drafts[place].drafts_block:
             return seconds
         read_s = (table.seconds(0, 2 * count) - table.seconds(0, count)) / count
         return seconds + read_s * (used @ (self.reads[rows, place] - self._levels))

@@ -61,7 +61,7 @@ class Prospects:
         found[1:], able = numpy.arange(1, most + 1), numpy.array([name in self.parts.free for name in names])
         for option in drafts_of(row):
             place = names.index(option.source)
-            if option.at_once:
+            if option.drafts_block:
                 self._blocks.add(option.source)
             self._fill(found[:, place], option, chances[place])
             able[place], reading_s[place] = True, latency.reading_s(option.unread_tokens, option.source)

@@ -102,8 +102,8 @@ class SimulatedExecutor:
                 ANY,
                 unread_tokens=len(sequence.tokens) - computed.get((sequence.id, source), 0),
                 source=source,
-                at_once=latency.at_once,
-                wide=latency.draft is not None or latency.at_once,
+                drafts_block=latency.drafts_block,
+                wide=latency.draft is not None or latency.drafts_block,
             )
             for source in latency.members or (DRAFT,)
         ]
@@ -213,7 +213,7 @@ class SimulatedExecutor:
 
     def _drafting_s(self, source: str, rows: Sequence[RowView], windows: Sequence[SimulatedWindow]) -> float:
         """Return the seconds in which a draft drafts for its rows, catch-up prefill included."""
-        latency = self.hardware.latency.of_draft(self.hardware.latency.at_once, source)
+        latency = self.hardware.latency.of_draft(self.hardware.latency.drafts_block, source)
         own = [window.drafted if window.source == source else 0 for window in windows]
         unread = []
         for row, tokens in zip(rows, own, strict=True):
@@ -239,7 +239,7 @@ class SimulatedExecutor:
     @staticmethod
     def _further_s(windows: Sequence[SimulatedWindow], latency: LatencyModel) -> float:
         """Return the seconds of a draft's passes over trees beyond those of chains as deep."""
-        if latency.draft is None or latency.at_once or not any(window.passes for window in windows):
+        if latency.draft is None or latency.drafts_block or not any(window.passes for window in windows):
             return 0.0
         own = [window.passes or (1,) * window.drafted for window in windows]
         further_s = 0.0

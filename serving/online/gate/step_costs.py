@@ -53,7 +53,7 @@ def step_costs(
     Args:
         source: the draft's name in the engine.
     """
-    latency = None if latency is None else latency.of_draft(draft.drafts_at_once, source)
+    latency = None if latency is None else latency.of_draft(draft.drafts_block, source)
     if latency is not None and latency.draft is not None:
         contexts = (load or ServedLoad()).contexts
         rows = len(contexts)
@@ -63,7 +63,7 @@ def step_costs(
             first, second = (latency.draft_s(contexts, [length] * rows) / plain for length in (1, 2))
             return Costs(first, verify, second - first)
     read = _weights_read(target)
-    further = draft.head.weight.numel() / read if draft.drafts_at_once else None
+    further = draft.head.weight.numel() / read if draft.drafts_block else None
     return Costs(_weights_read(draft) / read, VERIFY_COST, further)
 
 

@@ -23,6 +23,7 @@ from distillspec.serving.server.routes.access import check_admin_access
 
 FORGET_S = 30.0  # that a deletion waits for the engine
 SWITCH_S = 10.0  # that a change of drafts waits for it
+SERVED_AS = {"drafts_block": "at_once"}  # fields of plans whose JSON keys are others
 
 router = APIRouter(prefix="/admin", tags=["admin"], dependencies=[Depends(check_admin_access)])
 Draft = Annotated[DraftBody, Depends(read_as(DraftBody))]
@@ -230,7 +231,8 @@ def _controller(state: AppState) -> dict[str, Any]:
 def _as_json(value: Any) -> Any:
     """Return any value as JSON: dataclasses as their `repr` shows them, numbers that are not finite as null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _as_json(getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr}
+        shown = [field.name for field in dataclasses.fields(value) if field.repr]
+        return {SERVED_AS.get(name, name): _as_json(getattr(value, name)) for name in shown}
     if isinstance(value, list | tuple):
         return [_as_json(item) for item in value]
     if isinstance(value, dict):

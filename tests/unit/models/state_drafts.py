@@ -73,7 +73,7 @@ def logits_behind(draft: LanguageModel, states: Tensor, text: list[int], drafted
         newest = torch.tensor([[[*text, *drafted][len(text) - 1 + position]]])
         logits.append(draft.head.logits(draft.head_input(last, position, newest))[0, 0])
         if position + 1 < len(drafted):
-            read_next = -1 - position if draft.drafts_at_once else token
+            read_next = -1 - position if draft.drafts_block else token
             at = torch.tensor([[read_next]]), torch.tensor([[len(text) + position]])
             last = draft.last_states(*at, last, **(attention or {"drafted": position + 1}))
     return logits

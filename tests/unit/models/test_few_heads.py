@@ -58,7 +58,7 @@ def test_distributions_are_those_of_the_recursion(name: str, dtype: torch.dtype,
     width = len(draft.state_ids) * draft.state_input.target_width
     text, states = [7, 200, 12], torch.randn(3, width, generator=generator).to(dtype)
     read = text if draft.attends else text[-1:]  # heads have no use for what came before
-    masks = [-k for k in range(1, depth)] if draft.drafts_at_once else []
+    masks = [-k for k in range(1, depth)] if draft.drafts_block else []
     start = len(text) - len(read)
     row = states.stride(0) * states.element_size()
     before = [0, *(states.data_ptr() + place * row for place in range(len(text) - 1)), *[0] * len(masks)][start:]

@@ -55,7 +55,7 @@ class Passes(TimedPasses):
 
     def drafting(self, rows: int, length: int, context: int, source: str = "draft") -> Work:
         assert length <= self.drafts()[0].limit
-        passes = 1 if self.drafts()[0].at_once else length
+        passes = 1 if self.drafts()[0].drafts_block else length
         return self.work("drafting", rows * context * passes, rows * length, passes, rows * passes)
 
     def commit(self, rows: int, context: int) -> None:
@@ -87,7 +87,7 @@ def first_pass_s(draft: CostTable, tokens: int) -> float:
     return draft.first + draft.seconds(300, tokens)
 
 
-@pytest.mark.parametrize("option", [FREE, Option(4, at_once=True)], ids=["tokens", "blocks"])
+@pytest.mark.parametrize("option", [FREE, Option(4, drafts_block=True)], ids=["tokens", "blocks"])
 def test_a_single_slot_has_costs_too(monkeypatch: pytest.MonkeyPatch, option: Option) -> None:
     """Its drafts have one size alone."""
     limits = Limits(1, 2048, 2048, 512, 4)
@@ -95,7 +95,7 @@ def test_a_single_slot_has_costs_too(monkeypatch: pytest.MonkeyPatch, option: Op
     for tokens in (1, 2, 5):
         assert found.target.seconds(300, tokens) == pytest.approx(TARGET.seconds(300, tokens), rel=0.02)  # type: ignore[attr-defined]
     assert first_pass_s(found.draft, 1) == pytest.approx(first_pass_s(DRAFT, 1), rel=0.02)  # type: ignore[attr-defined]
-    if not option.at_once:
+    if not option.drafts_block:
         assert found.draft.seconds(300, 1) == pytest.approx(DRAFT.seconds(300, 1), rel=0.02)  # type: ignore[attr-defined]
     nothing, _ = measured(monkeypatch, 1e-6, option=option, limits=limits)
     assert nothing is None, "a target of one size shows no slope"
@@ -115,7 +115,7 @@ def test_tables_are_found_within_the_budget(monkeypatch: pytest.MonkeyPatch, bud
 
 def test_blocks_are_timed_by_their_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft of three positions at most, in an engine that may plan four."""
-    found, _ = measured(monkeypatch, 20.0, option=Option(3, at_once=True))
+    found, _ = measured(monkeypatch, 20.0, option=Option(3, drafts_block=True))
     for tokens in (1, 3, 8, 24):
         assert first_pass_s(found.draft, tokens) == pytest.approx(first_pass_s(DRAFT, tokens), rel=0.08)  # type: ignore[attr-defined]
 

@@ -168,7 +168,7 @@ def test_a_step_reads_the_device_once(
 
 
 @pytest.mark.parametrize("kinds", [[name] for name in KINDS] + [list(KINDS)], ids=lambda kinds: "+".join(kinds)[:20])
-def test_a_draft_that_drafts_at_once_is_one_read_more(
+def test_a_draft_that_drafts_blocks_is_one_read_more(
     target: LanguageModel,
     draft: LanguageModel,
     make_engine: MakeEngine,

@@ -17,12 +17,12 @@ DRAFT = CostTable(((1.0, 0.1), (2.0, 0.3), (3.0, 0.35)), 0.002, 0.05)
 
 @pytest.mark.parametrize("prefill_tokens", [0, 5])
 @pytest.mark.parametrize("by_model", [None, [True, False, True], [False, False, False]])
-@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("drafts_block", [False, True])
 @pytest.mark.parametrize("draft", [DRAFT, None])
 def test_they_are_what_a_step_takes_longer(
-    draft: CostTable | None, at_once: bool, by_model: list[bool] | None, prefill_tokens: int
+    draft: CostTable | None, drafts_block: bool, by_model: list[bool] | None, prefill_tokens: int
 ) -> None:
-    latency, contexts = LatencyModel(TARGET, draft, 0.07, at_once), [3, 50, 9]
+    latency, contexts = LatencyModel(TARGET, draft, 0.07, drafts_block), [3, 50, 9]
     model = None if by_model is None else numpy.array(by_model)
     costs = DraftedCosts(latency, numpy.array(contexts), 2, prefill_tokens, model)
     lengths = [*product(range(3), repeat=3)]
@@ -34,8 +34,8 @@ def test_they_are_what_a_step_takes_longer(
     assert costs.of(numpy.array(lengths)).tolist() == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("drafts_block", [False, True])
 @pytest.mark.parametrize(("rows", "most"), [(0, 4), (1, 0), (0, 0)])
-def test_nothing_to_draft_costs_nothing(rows: int, most: int, at_once: bool) -> None:
-    costs = DraftedCosts(LatencyModel(TARGET, DRAFT, at_once=at_once), numpy.full(rows, 9), most)
+def test_nothing_to_draft_costs_nothing(rows: int, most: int, drafts_block: bool) -> None:
+    costs = DraftedCosts(LatencyModel(TARGET, DRAFT, drafts_block=drafts_block), numpy.full(rows, 9), most)
     assert costs.of(numpy.zeros((1, rows), dtype=numpy.int64)).tolist() == [0.0]

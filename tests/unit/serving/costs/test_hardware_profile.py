@@ -29,11 +29,13 @@ AS_IT_IS = EngineSettings(compile=False)
 
 def test_a_file_says_again_what_was_saved(tmp_path: Path) -> None:
     points = [Timed(50, tokens, 1, 1e-2 * tokens, 1, over_plain=(1.1, 1.0, 1.2)) for tokens in (1, 2, 4)]
-    drafts = {"a": ProfiledDraft("run a", "9 weights in float32", fit(points), at_once=True)}
+    drafts = {"a": ProfiledDraft("run a", "9 weights in float32", fit(points), drafts_block=True)}
     key = ModelKey("tiny", "0", "float32")
     profile = Profile({"device": "cpu"}, PassKey(), key, fit(points), drafts, HostCost(3e-4, 4e-5))
     profile.save(tmp_path / "profile.json")
     assert Profile.read(tmp_path) == profile
+    stored = json.loads((tmp_path / "profile.json").read_text())
+    assert stored["drafts"]["a"]["at_once"] is True, "the key of files written before"
 
 
 def test_what_the_host_takes_is_a_line_over_rows_that_never_falls() -> None:
@@ -52,7 +54,7 @@ def test_a_profile_of_a_block_says_that_one_pass_drafts_it(
     points = profile.drafts[DRAFT].cost.points
     assert {(point.passes, point.tokens / point.rows) for point in points} == {(1, 2), (1, 3)}, "three at most"
     latency = profile.latency
-    assert latency.at_once
+    assert latency.drafts_block
     assert profile.host.seconds(1) > 0
     assert latency.draft is not None
     assert latency.draft_s([40, 40], [3, 1]) == pytest.approx(latency.draft.seconds(80, 6, 2))
@@ -91,7 +93,7 @@ def test_a_pool_starts_with_its_profile_and_later_versions_of_its_drafts_do_too(
     measure(engine, SMALL).save(tmp_path / "profile.json")
     engine.close()
     profile = Profile.read(tmp_path)
-    found = {source: (own.name, own.at_once) for source, own in profile.drafts.items()}
+    found = {source: (own.name, own.drafts_block) for source, own in profile.drafts.items()}
     assert found == {"words": (draft.name, False), "blocks": (block.name, True)}
     with torch.no_grad():
         next(draft.model.parameters()).mul_(1.5)  # another version, of other weights
@@ -104,7 +106,7 @@ def test_a_pool_starts_with_its_profile_and_later_versions_of_its_drafts_do_too(
     alone = make_engine(block, profile=str(tmp_path), controller="goodput", compile=False)
     assert alone.costs is not None
     assert alone.costs.draft == profile.drafts["blocks"].cost.cost
-    assert alone.costs.at_once
+    assert alone.costs.drafts_block
 
 
 def test_profiles_of_others_are_refused_with_a_reason(

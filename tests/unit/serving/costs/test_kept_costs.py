@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
 TABLE = CostTable(((1.0, 0.01), (8.0, 0.0125), (40.0, 0.03)), 1e-7, 1e-5, 1e-4, Ladder.tokens(20))
-COSTS = LatencyModel(TABLE, TABLE.scaled(0.1), 3e-4, at_once=True, members={"b": TABLE.scaled(0.2)})
+COSTS = LatencyModel(TABLE, TABLE.scaled(0.1), 3e-4, drafts_block=True, members={"b": TABLE.scaled(0.2)})
 
 
 @pytest.fixture
@@ -27,6 +28,7 @@ def draft(target: LanguageModel) -> LanguageModel:
 def test_costs_come_back_as_they_were(tmp_path: Path, target: LanguageModel, draft: LanguageModel) -> None:
     file, settings = tmp_path / "costs.json", EngineConfig()
     keep_costs(file, cost_key(target, {DRAFT: draft}, settings), COSTS)
+    assert json.loads(file.read_text())["latency"]["at_once"] is True, "the key of files written before"
     another_version = initialise_draft(DraftConfig(layers=1), target)
     assert kept_costs(file, cost_key(target, {DRAFT: another_version}, settings)) == COSTS
 

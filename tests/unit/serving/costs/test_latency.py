@@ -46,24 +46,24 @@ def test_draft_passes_shrink_with_their_rows() -> None:
     draft = CostTable(((1.0, 1.0), (2.0, 1.5), (3.0, 4.0)), 0.0, 0.25)
     latency = LatencyModel(CostTable.line(0, 0, 0), draft)
     assert latency.draft_s([5, 5, 5], [3, 1, 2]) == pytest.approx(4 + 1.5 + 1 + 6 * 0.25)
-    assert draft_work([5, 6, 7], [3, 1, 2], at_once=False) == ([3, 2, 1], 15 + 6 + 14, 6)
+    assert draft_work([5, 6, 7], [3, 1, 2], drafts_block=False) == ([3, 2, 1], 15 + 6 + 14, 6)
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_trees_cost_what_the_draft_reads_of_them(at_once: bool) -> None:
+@pytest.mark.parametrize("drafts_block", [False, True])
+def test_trees_cost_what_the_draft_reads_of_them(drafts_block: bool) -> None:
     latency = LatencyModel(
-        CostTable.line(0, 0, 0), CostTable(((1.0, 1.0), (2.0, 1.5)), 0.5, 0.25, 4.0), at_once=at_once
+        CostTable.line(0, 0, 0), CostTable(((1.0, 1.0), (2.0, 1.5)), 0.5, 0.25, 4.0), drafts_block=drafts_block
     )
     chains = [(5, (1, 1, 1)), (6, (1,))]
     assert latency.trees_s(chains) == latency.draft_s([5, 6], [3, 1])
-    if not at_once:
+    if not drafts_block:
         assert latency.trees_s([(5, (1, 2))]) == latency.trees_s([(5, (1, 1))]) + 0.5
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_a_first_pass_takes_longer_than_the_others(at_once: bool) -> None:
+@pytest.mark.parametrize("drafts_block", [False, True])
+def test_a_first_pass_takes_longer_than_the_others(drafts_block: bool) -> None:
     plain, draft = (CostTable.rising(((1.0, 1.0), (2.0, 1.5)), first=first) for first in (0.0, 4.0))
-    dear, cheap = (LatencyModel(CostTable.line(0, 0, 0), own, at_once=at_once) for own in (draft, plain))
+    dear, cheap = (LatencyModel(CostTable.line(0, 0, 0), own, drafts_block=drafts_block) for own in (draft, plain))
     assert dear.draft_s([5, 5], [0, 0]) == 0
     assert dear.draft_s([5, 5], [3, 1]) == cheap.draft_s([5, 5], [3, 1]) + 4
     assert dear.loop_s(2, 10, 3) == cheap.loop_s(2, 10, 3) + 4 == dear.draft_s([5, 5], [3, 3])
@@ -73,8 +73,8 @@ def test_a_first_pass_takes_longer_than_the_others(at_once: bool) -> None:
 
 def test_a_block_is_one_pass_over_the_rows_that_draft_as_deep_as_the_deepest() -> None:
     draft = CostTable.line(0.25, 1.0, 3.0)
-    latency = LatencyModel(CostTable.line(0.5, 2.0, 10.0), draft, at_once=True)
-    assert draft_work([10, 20, 30], [3, 0, 1], at_once=True) == ([6], 40, 2)
+    latency = LatencyModel(CostTable.line(0.5, 2.0, 10.0), draft, drafts_block=True)
+    assert draft_work([10, 20, 30], [3, 0, 1], drafts_block=True) == ([6], 40, 2)
     assert latency.draft_s([10, 20, 30], [3, 0, 1]) == 0.25 * 40 + 6 + 3
     assert latency.draft_s([10, 20], [0, 0]) == 0
     assert latency.draft_s([10, 20, 30], [3, 2, 1], [True, True, False]) == 0.25 * 30 + 6 + 3 + latency.draft_free_s

@@ -20,13 +20,13 @@ def observe(
     unread: int = 1,
     prompts: int = 0,
     factor: float = 1.0,
-    at_once: bool = False,
+    drafts_block: bool = False,
 ) -> bool:
     """Show it a step that took what `COSTS` say, times `factor`."""
-    contexts, costs = [100] * len(lengths), COSTS.of_draft(at_once)
+    contexts, costs = [100] * len(lengths), COSTS.of_draft(drafts_block)
     draft_s = costs.draft_s(contexts, lengths) + costs.catch_up_s([unread for k in lengths if k])
     target_s = costs.target_s(contexts, lengths, prompts)
-    rows = [RowWork(100, length, unread, at_once=at_once) for length in lengths]
+    rows = [RowWork(100, length, unread, drafts_block=drafts_block) for length in lengths]
     return live.observe(rows, prompts, factor * target_s, {DRAFT: factor * draft_s})
 
 
@@ -42,12 +42,12 @@ def test_measured_costs_are_those_of_the_first_steps_and_follow_them() -> None:
     )
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_catch_up_and_prompts_are_counted_as_the_passes_they_are(at_once: bool) -> None:
+@pytest.mark.parametrize("drafts_block", [False, True])
+def test_catch_up_and_prompts_are_counted_as_the_passes_they_are(drafts_block: bool) -> None:
     live = LiveLatency(COSTS)
     for _ in range(20):
         for unread, prompts in ((4, 40), (30, 0), (1, 20)):
-            observe(live, [3, 3], unread=unread, prompts=prompts, at_once=at_once)
+            observe(live, [3, 3], unread=unread, prompts=prompts, drafts_block=drafts_block)
     for tokens in (1, 2, 8, 20):
         assert live.latency.draft is not None
         assert COSTS.draft is not None

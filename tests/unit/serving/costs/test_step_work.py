@@ -24,12 +24,12 @@ def test_rows_of_chains_have_no_levels_of_their_own() -> None:
 
 def test_a_draft_reads_its_tree_level_by_level() -> None:
     """Behind named nodes the last tree is the draft's. A draft that was to draft and did not has read on."""
-    rows = (RowView("a", 50, 4, unread_tokens=1), RowView("b", 60, 4, unread_tokens=900, at_once=True))
+    rows = (RowView("a", 50, 4, unread_tokens=1), RowView("b", 60, 4, unread_tokens=900, drafts_block=True))
     plans = (
         RowPlan("a", (PlannedTree(NGRAM, TreeShape.full((1,))), PlannedTree("draft", WIDE))),
         RowPlan("b", (PlannedTree("draft", WIDE),)),
     )
     drafted, behind = RowResult("a", 2, 5, 1, 2), RowResult("b", 0, 0, 0, 1)
     found = work_of(BatchView(rows), Plan(plans), [drafted, behind], trees=True)
-    assert found == [RowWork(50, 5, 1, reads=WIDE.reads[:2]), RowWork(60, 0, 900, at_once=True, reads=())]
+    assert found == [RowWork(50, 5, 1, reads=WIDE.reads[:2]), RowWork(60, 0, 900, drafts_block=True, reads=())]
     assert [work.levels for work in found] == [2, 0]

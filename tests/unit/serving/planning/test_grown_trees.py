@@ -86,7 +86,7 @@ def test_a_row_alone_pays_for_its_passes_and_one_among_many_for_a_share() -> Non
 
 
 def test_a_block_costs_one_pass_by_the_deepest_row() -> None:
-    block = LatencyModel(TARGET, CostTable.line(0.0, 1e-3, 5e-3), at_once=True)
+    block = LatencyModel(TARGET, CostTable.line(0.0, 1e-3, 5e-3), drafts_block=True)
     nodes, gains = chains(3), numpy.array([[0.9, 0.8, 0.7], [0.9, 0.1, 0.0]])
     found = grow(nodes, gains, numpy.ones(2), costs_of(block, nodes, 2), 60.0)
     assert [own.shape.depth for own in found] == [3, 2]

@@ -39,9 +39,9 @@ class Chances(AcceptanceEstimate):
         return self.known[[int(row.sequence_id) for row in rows]]
 
 
-def rows_of(contexts: Sequence[int], limits: Sequence[int], *, at_once: bool = False) -> list[RowView]:
+def rows_of(contexts: Sequence[int], limits: Sequence[int], *, drafts_block: bool = False) -> list[RowView]:
     pairs = enumerate(zip(contexts, limits, strict=True))
-    return [RowView(str(n), context, limit, at_once=at_once, wide=True) for n, (context, limit) in pairs]
+    return [RowView(str(n), context, limit, drafts_block=drafts_block, wide=True) for n, (context, limit) in pairs]
 
 
 def goodput(survival: Floats, lengths: Sequence[int], contexts: Sequence[int], latency: LatencyModel) -> float:
@@ -119,21 +119,23 @@ def test_chains_of_one_length_are_what_they_give_and_take(
 def test_the_length_of_a_single_row_is_the_best_where_the_draft_drafts_blocks(limit: int) -> None:
     latency = LatencyModel(CostTable.line(1e-4, 0.05, 1.0), CostTable(((1.0, 0.3), (4.0, 0.35))), 0.01, True)
     chances = numpy.array([[[0.6], [0.7], [0.8]]])
-    best = best_plan(rows_of([9], [limit], at_once=True), chances, latency)
+    best = best_plan(rows_of([9], [limit], drafts_block=True), chances, latency)
     rates = [goodput(chances[..., 0].cumprod(1), (length,), [9], latency) for length in range(limit + 1)]
     assert best.goodput == pytest.approx(max(rates))
     assert best.depths == [int(numpy.argmax(rates))]
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_little_is_lost_where_draft_passes_do_not_cost_a_line(at_once: bool) -> None:
+@pytest.mark.parametrize("drafts_block", [False, True])
+def test_little_is_lost_where_draft_passes_do_not_cost_a_line(drafts_block: bool) -> None:
     """Four rows cost nearly what one does, and sixteen three times that: bound by bandwidth, then by arithmetic."""
     generator, kept = numpy.random.default_rng(0), []
     draft = CostTable(((1.0, 0.1), (4.0, 0.11), (16.0, 0.33)), 1e-5)
     for _ in range(100):
-        latency = LatencyModel(CostTable.line(1e-4, float(generator.uniform(0, 0.1)), 0.5), draft, at_once=at_once)
+        latency = LatencyModel(
+            CostTable.line(1e-4, float(generator.uniform(0, 0.1)), 0.5), draft, drafts_block=drafts_block
+        )
         chances, contexts = generator.random((6, 2, 1)), generator.integers(0, 400, 6).tolist()
-        best = best_plan(rows_of(contexts, [2] * 6, at_once=at_once), chances, latency)
+        best = best_plan(rows_of(contexts, [2] * 6, drafts_block=drafts_block), chances, latency)
         survival = chances[..., 0].cumprod(1)
         rates = [goodput(survival, k, contexts, latency) for k in product(range(3), repeat=6)]
         assert best.goodput == pytest.approx(goodput(survival, best.depths, contexts, latency))
@@ -167,10 +169,10 @@ def tree_rate(
 
 
 @pytest.mark.parametrize(("rows", "widths"), [(1, (3, 2, 1)), (2, (2, 2))])
-@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("drafts_block", [False, True])
 @pytest.mark.parametrize("first", [0, 1])
 def test_trees_are_chosen_nearly_as_by_brute_force(
-    rows: int, widths: tuple[int, ...], at_once: bool, first: int
+    rows: int, widths: tuple[int, ...], drafts_block: bool, first: int
 ) -> None:
     """`first`: what a first pass takes more, in further passes. It may make drafting not worth it."""
     generator, kept = numpy.random.default_rng(4), []
@@ -180,11 +182,11 @@ def test_trees_are_chosen_nearly_as_by_brute_force(
         draft_s, verified_s = generator.uniform(0, 0.3), generator.uniform(0, 0.1)
         knots = CostTable(((1.0, 1.0), (4.0, 1.0), (24.0, 1.0 + 20 * verified_s)), 1e-4)
         draft = replace(CostTable.line(1e-5, 0.02 * draft_s, draft_s), first=first * draft_s)
-        latency = LatencyModel(knots, draft, at_once=at_once)
+        latency = LatencyModel(knots, draft, drafts_block=drafts_block)
         shares = -numpy.sort(-generator.random((rows, len(widths), max(widths))), 2)
         chances = shares / numpy.maximum(1, shares.sum(2, keepdims=True))
         contexts = generator.integers(0, 400, rows).tolist()
-        views = rows_of(contexts, [len(widths)] * rows, at_once=at_once)
+        views = rows_of(contexts, [len(widths)] * rows, drafts_block=drafts_block)
         best = PriceList(views, len(widths), Chances(chances), latency, trees=nodes).plan(views)
         gains = nodes.survival(chances)
         rates = [tree_rate(nodes, gains, own, contexts, latency) for own in product(trees, repeat=rows)]

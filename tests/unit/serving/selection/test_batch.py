@@ -91,7 +91,7 @@ def test_rows_without_a_draft_cost_no_passes() -> None:
 
 def test_a_block_is_one_pass() -> None:
     row, chain = prospect(0.7), LatencyModel(COSTS.target, SMALL)
-    block = LatencyModel(COSTS.target, SMALL, at_once=True)
+    block = LatencyModel(COSTS.target, SMALL, drafts_block=True)
     rates = [Batch([row], [draft], COSTS).rate(numpy.array([0])) for draft in (chain, block)]
     assert rates[1] > rates[0]
 

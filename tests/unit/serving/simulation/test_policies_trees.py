@@ -20,11 +20,11 @@ from distillspec.serving.simulation import Hardware, Policy, Simulation, make_po
 from distillspec.serving.simulation.figures import figures_of
 
 # Heads that cost nothing: a draft without passes whose levels come at once.
-HEADS = LatencyModel(CostTable.line(3e-7, 1.2e-4, 1e-2), draft_free_s=0.0, at_once=True)
+HEADS = LatencyModel(CostTable.line(3e-7, 1.2e-4, 1e-2), draft_free_s=0.0, drafts_block=True)
 
 
 def view(rows: int) -> BatchView:
-    return BatchView(tuple(RowView(f"r{i}", 200, 50, wide=True, at_once=True) for i in range(rows)))
+    return BatchView(tuple(RowView(f"r{i}", 200, 50, wide=True, drafts_block=True) for i in range(rows)))
 
 
 def test_trees_of_heads_are_as_good_as_the_best_widths_and_shrink_with_the_batch() -> None:
@@ -69,7 +69,7 @@ def test_adaptive_trees_are_near_the_best_fixed_ones(rate: float) -> None:
 
 
 def test_lookups_without_a_model_draft_chains() -> None:
-    lookup = replace(HEADS, at_once=False)
+    lookup = replace(HEADS, drafts_block=False)
     requests = make_workload(WorkloadConfig(requests=12, alpha=0.7, sibling_alpha=None), 4.0)
     simulation = Simulation(requests, make_policy("medusa", lookup, requests), Hardware(lookup, 100_000))
     plans = []
