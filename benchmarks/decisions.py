@@ -61,7 +61,7 @@ def planned_s(
         for tree in own.trees:
             if tree.source not in free:
                 work.setdefault(tree.source, []).append((context, tree.shape.reads))
-    drafted_s = {source: costs.of_draft(False, source).trees_s(own) for source, own in work.items()}
+    drafted_s = {source: costs.of_draft(source, drafts_block=False).trees_s(own) for source, own in work.items()}
     nodes = [sum([tree.shape.nodes for tree in own.trees]) for own in plan.rows]
     return drafted_s, costs.target_s(contexts, nodes)
 

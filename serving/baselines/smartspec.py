@@ -175,7 +175,7 @@ class SmartSpecController:
         limits = numpy.array([min(self.speculation_length, row.limit) for row in view.rows], dtype=numpy.int64)
         contexts = numpy.array([row.context_tokens for row in view.rows], dtype=numpy.int64)
         survival = numpy.power.outer(alphas, numpy.arange(1, self.speculation_length + 1))
-        latency = self.latency.of_draft(view.drafts_block)
+        latency = self.latency.of_draft(drafts_block=view.drafts_block)
         batch = ChainBatch(survival, limits, contexts, latency, view.prefill_tokens, by_model)
         if not self.gated:
             return batch, 0.0

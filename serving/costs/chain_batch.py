@@ -55,10 +55,10 @@ class ChainBatch:
         cls, rows: Sequence[RowView], survival: Floats, latency: LatencyModel, prefill_tokens: int = 0
     ) -> ChainBatch:
         """Return the chains of rows that their own sources draft for."""
-        own = [(row.drafts_block, row.source) if row.drafted_by_model else None for row in rows]
-        sources = dict.fromkeys([source for source in own if source is not None])
-        costs = [latency.of_draft(*source) for source in sources] or [latency]
-        masks = [numpy.array([each == source for each in own]) for source in (*sources, None)]
+        by_row = [(row.source, row.drafts_block) if row.drafted_by_model else None for row in rows]
+        drafts = dict.fromkeys([draft for draft in by_row if draft is not None])
+        costs = [latency.of_draft(source, drafts_block=block) for source, block in drafts] or [latency]
+        masks = [numpy.array([each == draft for each in by_row]) for draft in (*drafts, None)]
         return cls(
             survival,
             numpy.array([min(row.limit, survival.shape[1]) for row in rows], dtype=numpy.int64),

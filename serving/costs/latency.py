@@ -26,7 +26,8 @@ class LatencyModel:
         target: a pass of the target, over decoding rows and prompt tokens together.
         draft: a pass of the draft. None where proposals come without a model.
         draft_free_s: proposals without a model, a step.
-        drafts_block: one pass of the draft gives all its tokens.
+        drafts_block: one pass of the draft gives all its tokens. Costs that were learnt from steps leave it False: rows
+            tell it of their drafts (see `of_draft`).
         members: a pass of each of several drafts, by source. Others cost as `draft`.
 
     Raises:
@@ -66,14 +67,16 @@ class LatencyModel:
         draft = None if self.draft is None else replace(self.draft, recorded=recorded.drafts)
         return replace(self, target=replace(self.target, recorded=recorded.target), draft=draft, members=tables)
 
-    def of_draft(self, drafts_block: bool, source: str = DRAFT) -> LatencyModel:
+    def of_draft(self, source: str = DRAFT, *, drafts_block: bool | None = None) -> LatencyModel:
         """Return the same costs with one draft's passes.
 
         Args:
-            drafts_block: one pass gives all its tokens, else it takes a pass a depth.
             source: its name, where there are several.
+            drafts_block: as its rows tell, None: as this model has it. To read a text costs the same either way.
         """
         draft = self.table_of(source)
+        if drafts_block is None:
+            drafts_block = self.drafts_block
         if drafts_block == self.drafts_block and draft is self.draft:
             return self
         return replace(self, draft=draft, drafts_block=drafts_block)
@@ -136,7 +139,7 @@ class LatencyModel:
         if unread_tokens <= ALONG:
             return 0.0
         steps = max(1.0, unread_tokens / MOST)
-        return steps * self.of_draft(False, source).catch_up_s([unread_tokens])
+        return steps * self.of_draft(source).catch_up_s([unread_tokens])
 
     def alike_s(self, rows: int, context: float, length: int) -> float:
         """Return the seconds of a step in which each row drafts `length` tokens. `context` is of all rows together."""

@@ -50,13 +50,16 @@ class StepCosts:
 
     def _drafting_s(self, trees: Sequence[tuple[RowView, TreeShape]]) -> float:
         """Return the seconds of all drafting. All sources without a model together cost `draft_free_s`."""
-        free, work = False, dict[tuple[bool, str], list[tuple[int, tuple[int, ...]]]]()
+        free = False
+        work: dict[tuple[str, bool], list[tuple[int, tuple[int, ...]]]] = {}  # by source and `drafts_block`
         for row, shape in trees:
             drafts = row.drafted_by_model and shape.depth > 0
             free = free or row.likely is not None or (shape.depth > 0 and not drafts)
             if drafts:
-                work.setdefault((row.drafts_block, row.source), []).append((row.context_tokens, shape.reads))
-        passes_s = [self.latency.of_draft(*source).trees_s(own) for source, own in work.items()]
+                work.setdefault((row.source, row.drafts_block), []).append((row.context_tokens, shape.reads))
+        passes_s = [
+            self.latency.of_draft(source, drafts_block=block).trees_s(rows) for (source, block), rows in work.items()
+        ]
         return sum(passes_s, self.latency.draft_free_s * free)
 
     def of_trees(self, rows: Sequence[RowView], option: Option, levels: int, nodes: int, further: int) -> DraftedCosts:
@@ -66,7 +69,7 @@ class StepCosts:
             levels, nodes: the most that a tree may have.
             further: nodes of others in the target's pass.
         """
-        latency = self.latency.of_draft(option.drafts_block, option.source)
+        latency = self.latency.of_draft(option.source, drafts_block=option.drafts_block)
         if not option.drafted_by_model:
             latency = replace(latency, draft=None, draft_free_s=latency.draft_free_s * len(rows) / max(1, self.rows))
         contexts = numpy.array([row.context_tokens for row in rows])

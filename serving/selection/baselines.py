@@ -167,7 +167,7 @@ class ByPromptLength(ByRequest):
         if len(self._seen) > REMEMBERED:
             self._lengths.remove(self._seen.popleft())
         models = [source for source in drafts if source not in self.free]
-        costs = {source: latency.of_draft(False, source).loop_s(1, 0, 1) for source in models}
+        costs = {source: latency.of_draft(source).loop_s(1, 0, 1) for source in models}
         by_cost = sorted(drafts, key=lambda source: costs.get(source, 0.0))
         rank = bisect_right(self._lengths, length) / len(self._lengths)
         return by_cost[min(len(by_cost) - 1, int(rank * len(by_cost)))]

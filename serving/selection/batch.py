@@ -34,6 +34,7 @@ class Prospect(NamedTuple):
     context: int  # its cached tokens
     used: float = 1.0  # share of its steps that a draft drafts in, and no source without a model
     shapes: Floats | None = None  # `[2, m, L]`, nodes of these trees, and what the draft reads for them. None: chains
+    blocks: frozenset[str] = frozenset()  # drafts of which one pass gives all tokens
 
 
 class Batch:

@@ -41,7 +41,6 @@ class Prospects:
 
     def __init__(self, parts: SelectionParts, acceptance: DraftsAcceptance, share: FreeShare, hope: Hope) -> None:
         self.parts, self._acceptance, self._share, self._hope = parts, acceptance, share, hope
-        self._blocks = set[str]()  # drafts that draft all tokens in one pass
         self.alone = False
         self._trees: dict[str, TreeGains | None] = {}  # by draft, None: chains
         self._least: float | None = None  # tokens that a node must bring
@@ -61,14 +60,13 @@ class Prospects:
         found[1:], able = numpy.arange(1, most + 1), numpy.array([name in self.parts.free for name in names])
         for option in drafts_of(row):
             place = names.index(option.source)
-            if option.drafts_block:
-                self._blocks.add(option.source)
             self._fill(found[:, place], option, chances[place])
             able[place], reading_s[place] = True, latency.reading_s(option.unread_tokens, option.source)
         left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
         share = self._share.of(row, *((0, 0) if answer is None else (answer.steps, answer.free)))
         shapes = found[1:] if self.alone and any(self._trees.values()) else None
-        return Prospect(found[TOKENS], able, reading_s, left, row.context_tokens, 1.0 - share, shapes)
+        blocks = frozenset([option.source for option in drafts_of(row) if option.drafts_block])
+        return Prospect(found[TOKENS], able, reading_s, left, row.context_tokens, 1.0 - share, shapes, blocks)
 
     def expected(self, row: RowView, names: Sequence[str], answer: Answer) -> Prospect:
         """Return what drafts are expected to bring an answer, by its own trials too."""
@@ -96,7 +94,8 @@ class Prospects:
     def batch(self, rows: Sequence[Prospect], names: Sequence[str]) -> Batch:
         """Return the batch of some rows' prospects of these members."""
         latency = self.parts.latency()
-        costs = [latency.of_draft(name in self._blocks, name) for name in names]
+        blocks = frozenset[str]().union(*[row.blocks for row in rows])
+        costs = [latency.of_draft(name, drafts_block=name in blocks) for name in names]
         free = next((place for place, name in enumerate(names) if name in self.parts.free), None)
         return Batch(rows, costs, latency, self.parts.fixed_length, free)
 
@@ -108,7 +107,6 @@ class Prospects:
 
     def changed(self, change: DraftChange) -> None:
         """Learn that a draft is another."""
-        self._blocks.discard(change.source)
         self._trees.pop(change.source, None)
 
     def _fill(self, found: Floats, option: Option, chance: float) -> None:

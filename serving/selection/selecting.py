@@ -118,12 +118,12 @@ class SelectingController(WrappedController):
             option = next((own for own in drafts_of(row) if own.source == source), None)
             if source is None or option is None or option.unread_tokens <= ALONG:
                 continue
-            reading_s = latency.of_draft(False, source).draft
+            table = latency.table_of(source)
             tokens = LEAST_READ
-            while reading_s is not None and tokens < MOST and reading_s.seconds(0, 2 * tokens) <= room_s:
+            while table is not None and tokens < MOST and table.seconds(0, 2 * tokens) <= room_s:
                 tokens *= 2
             found.append(Reading(row.sequence_id, source, tokens))
-            room_s -= 0.0 if reading_s is None else reading_s.seconds(0, tokens)
+            room_s -= 0.0 if table is None else table.seconds(0, tokens)
             if room_s <= 0:
                 break
         return tuple(found)

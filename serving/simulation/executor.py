@@ -213,7 +213,7 @@ class SimulatedExecutor:
 
     def _drafting_s(self, source: str, rows: Sequence[RowView], windows: Sequence[SimulatedWindow]) -> float:
         """Return the seconds in which a draft drafts for its rows, catch-up prefill included."""
-        latency = self.hardware.latency.of_draft(self.hardware.latency.drafts_block, source)
+        latency = self.hardware.latency.of_draft(source)
         own = [window.drafted if window.source == source else 0 for window in windows]
         unread = []
         for row, tokens in zip(rows, own, strict=True):
@@ -232,8 +232,8 @@ class SimulatedExecutor:
             unread = length - 1 - self._draft_computed.get(key, 0)
             read = max(0, min(tokens, unread))
             self._draft_computed[key] = self._draft_computed.get(key, 0) + read
-            draft = self.hardware.latency.of_draft(False, source).draft
-            seconds += draft.seconds(0, read) if draft is not None and read else 0.0
+            table = self.hardware.latency.table_of(source)
+            seconds += table.seconds(0, read) if table is not None and read else 0.0
         return seconds
 
     @staticmethod

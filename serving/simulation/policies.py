@@ -173,7 +173,7 @@ class KnownBest(ByRequest):
 
     def _rate(self, request: SimulatedRequest, source: str) -> float:
         """Return the tokens a second of the best fixed length."""
-        runs, latency = request.traces[source].runs, self.latency.of_draft(self.latency.drafts_block, source)
+        runs, latency = request.traces[source].runs, self.latency.of_draft(source)
         context, best = request.prompt_tokens + request.output_tokens // 2, 0.0
         for length in range(1, self.speculation_length + 1):
             place = steps = 0

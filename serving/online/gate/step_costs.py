@@ -53,7 +53,7 @@ def step_costs(
     Args:
         source: the draft's name in the engine.
     """
-    latency = None if latency is None else latency.of_draft(draft.drafts_block, source)
+    latency = None if latency is None else latency.of_draft(source, drafts_block=draft.drafts_block)
     if latency is not None and latency.draft is not None:
         contexts = (load or ServedLoad()).contexts
         rows = len(contexts)

@@ -9,7 +9,6 @@ import pytest
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.serving import Request, SamplingParams
-from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.acceptance_estimate import GLOBAL_ONLY, AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel, guessed
@@ -123,6 +122,6 @@ def test_lengths_are_priced_as_the_draft_drafts_them(target: LanguageModel, make
             latency = result.plan.why.latency
     assert [texts[str(i)] for i in range(3)] == wanted
     assert latency is not None
-    own = latency.of_draft(kind == "block", DRAFT)
+    own = latency.of_draft(drafts_block=kind == "block")
     passes = 1 if kind == "block" else 4
     assert own.loop_s(2, 0, 4) == pytest.approx(passes * own.draft.seconds(0, 2 * 4 / passes, 2))

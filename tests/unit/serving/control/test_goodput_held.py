@@ -215,7 +215,7 @@ def test_speculation_that_was_stopped_goes_on_for_rows_that_are_worth_it() -> No
             RowResult.chain(row.sequence_id, k, min(k, accepted), min(k, accepted) + 1, source)
             for row, k in zip(rows, lengths, strict=True)
         ]
-        draft_s = costs.of_draft(False, source).draft_s([2100] * 2, lengths)
+        draft_s = costs.of_draft(source).draft_s([2100] * 2, lengths)
         target_s = costs.target_s([2100] * 2, lengths)
         total_s = (target_s + draft_s) * (1.6 if any(lengths) else 1.0)
         controller.observe(StepResult(tuple(results), view, plan, 0, draft_s, target_s, total_s, 0, {source: draft_s}))

@@ -78,7 +78,7 @@ def test_a_block_is_one_pass_over_the_rows_that_draft_as_deep_as_the_deepest() -
     assert latency.draft_s([10, 20, 30], [3, 0, 1]) == 0.25 * 40 + 6 + 3
     assert latency.draft_s([10, 20], [0, 0]) == 0
     assert latency.draft_s([10, 20, 30], [3, 2, 1], [True, True, False]) == 0.25 * 30 + 6 + 3 + latency.draft_free_s
-    assert latency.of_draft(False).draft_s([10, 20, 30], [3, 0, 1]) == 0.25 * 60 + 4 + 3 * 3
+    assert latency.of_draft(drafts_block=False).draft_s([10, 20, 30], [3, 0, 1]) == 0.25 * 60 + 4 + 3 * 3
     for length in range(4):
         assert latency.alike_s(3, 60, length) == latency.step_s([10, 20, 30], [length] * 3)
 
@@ -110,6 +110,6 @@ def test_recorded_passes_of_target_and_drafts_have_ladders_of_their_own() -> Non
     assert latency.target_s([5] * 7, [2] * 7) == pytest.approx(34)
     assert latency.target_s([5] * 7, [0] * 7) == pytest.approx(17)
     assert latency.draft_s([5] * 7, [2] * 7) == pytest.approx(2 * 18)
-    assert latency.of_draft(False, "b").draft_s([5] * 7, [2] * 7) == pytest.approx(2 * 18)
+    assert latency.of_draft("b").draft_s([5] * 7, [2] * 7) == pytest.approx(2 * 18)
     assert latency.prompts_s(7, 3) == pytest.approx(34 - 17)
     assert latency.prompts_s(7, 100) == pytest.approx(117 - 17), "so many are not recorded"

@@ -23,7 +23,7 @@ def observe(
     drafts_block: bool = False,
 ) -> bool:
     """Show it a step that took what `COSTS` say, times `factor`."""
-    contexts, costs = [100] * len(lengths), COSTS.of_draft(drafts_block)
+    contexts, costs = [100] * len(lengths), COSTS.of_draft(drafts_block=drafts_block)
     draft_s = costs.draft_s(contexts, lengths) + costs.catch_up_s([unread for k in lengths if k])
     target_s = costs.target_s(contexts, lengths, prompts)
     rows = [RowWork(100, length, unread, drafts_block=drafts_block) for length in lengths]

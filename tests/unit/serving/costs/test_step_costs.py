@@ -46,7 +46,7 @@ def test_each_draft_has_its_own_passes_and_all_other_sources_cost_once() -> None
         (RowView("2", 10, 4, False, source="lookup"), chain_shape(3)),
         (RowView("3", 10, 4, likely=named), TreeShape()),  # a draft behind nodes, which drafts nothing
     ]
-    drafting_s = COSTS.draft_s([10], [2]) + COSTS.of_draft(False, "b").draft_s([10], [1]) + 0.07
+    drafting_s = COSTS.draft_s([10], [2]) + COSTS.of_draft("b").draft_s([10], [1]) + 0.07
     assert costs.step_s(trees, 7) == pytest.approx(plain_s + costs.nodes_s(7) + drafting_s)
 
 

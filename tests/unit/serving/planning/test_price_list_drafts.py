@@ -50,7 +50,7 @@ def seconds(rows: list[RowView], lengths: tuple[int, ...], prefill: int) -> floa
     for source in {row.source for row in rows}:
         own = [(row, k) for row, k in zip(rows, lengths, strict=True) if row.source == source and k]
         if own:
-            drafts = COSTS.of_draft(False, source)
+            drafts = COSTS.of_draft(source)
             found += drafts.draft_s([row.context_tokens for row, _ in own], [k for _, k in own])
     return found
 

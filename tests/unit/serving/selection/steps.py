@@ -52,7 +52,7 @@ def verified(
     rows = [(name, *brings.get(source or "", (0, 1))) for name, source in chosen.items()]
     results = tuple([RowResult(name, nodes, nodes, written - 1, written) for name, nodes, written in rows])
     drafted_s = {
-        source: COSTS.of_draft(False, source).loop_s(list(chosen.values()).count(source), 0, nodes)
+        source: COSTS.of_draft(source).loop_s(list(chosen.values()).count(source), 0, nodes)
         for source, (nodes, _) in brings.items()
         if source in chosen.values()
     }
@@ -111,7 +111,7 @@ class World:
         chance, accepted = self.chance(source, domain, one), 0
         while accepted < LENGTH and self.random.random() < chance:
             accepted += 1
-        drafted_s = 0.0 if source in self.free else COSTS.of_draft(False, source).loop_s(1, 0, LENGTH)
+        drafted_s = 0.0 if source in self.free else COSTS.of_draft(source).loop_s(1, 0, LENGTH)
         target_s = TARGET.seconds(0, 1 + LENGTH)
         result = RowResult.chain(one.sequence_id, LENGTH, accepted, accepted + 1, source, domain)
         if self.behind:

@@ -57,7 +57,7 @@ class Repeating:
         while by is not None and accepted < LENGTH and self.random.random() < chance:
             accepted += 1
         length = 0 if by is None else LENGTH
-        drafted_s = COSTS.of_draft(False, "dear").loop_s(1, 0, LENGTH) if by == "dear" else 0.0
+        drafted_s = COSTS.of_draft("dear").loop_s(1, 0, LENGTH) if by == "dear" else 0.0
         target_s = TARGET.seconds(0, 1 + length)
         result = RowResult.chain(name, length, accepted, accepted + 1, by or "dear", domain)
         plan = Plan((RowPlan.chain(view.rows[0], length),), chosen=members)

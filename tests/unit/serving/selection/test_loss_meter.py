@@ -22,7 +22,7 @@ MIXED = {"1/0": "a", "2/0": "dear"}
 def best_tokens_a_second(rows: int) -> float:
     """Of each of so many rows, all with a."""
     drafted, written = BRINGS["a"]
-    return written / (TARGET.seconds(0, rows * (1 + drafted)) + COSTS.of_draft(False, "a").loop_s(rows, 0, drafted))
+    return written / (TARGET.seconds(0, rows * (1 + drafted)) + COSTS.of_draft("a").loop_s(rows, 0, drafted))
 
 
 def count(

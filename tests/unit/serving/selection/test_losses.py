@@ -38,7 +38,7 @@ def test_a_selection_that_learns_nothing_estimates_nothing(make: type[Fixed | Dr
 
 
 def tokens_a_second(source: str) -> float:
-    chance, drafted_s = CHANCES[source]["x"], COSTS.of_draft(False, source).loop_s(1, 0, LENGTH)
+    chance, drafted_s = CHANCES[source]["x"], COSTS.of_draft(source).loop_s(1, 0, LENGTH)
     return sum(chance**place for place in range(LENGTH + 1)) / (TARGET.seconds(0, 1 + LENGTH) + drafted_s)
 
 
