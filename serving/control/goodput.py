@@ -188,7 +188,7 @@ class GoodputController:
                 mode = "within bounds" if excess <= WITHIN else "bounds out of reach"
                 planned = prices.chains(view.rows, kept.tolist())
         rows = tuple([each.row for each in planned.chosen])
-        usual = self._named.usual(best, plain, second=second) if named else None
+        promised = self._named.promised_ratio(best, plain, second=second) if named else None
         return Decision(
             mode=mode,
             lengths=tuple(planned.depths),
@@ -201,9 +201,10 @@ class GoodputController:
             uncertainty=policy.uncertainty,
             hazards=tuple(self._acceptance.hazards().tolist()),
             latency=latency,
-            raw=(plain.goodput, best.goodput if usual is None else plain.goodput * usual),
+            predicted_plain_goodput=plain.goodput,
+            predicted_best_goodput=best.goodput if promised is None else plain.goodput * promised,
             slo_violation=excess,
-            usual=usual,
+            promised_ratio=promised,
             gain=best.gain if named and not second and any(map(names_nodes, view.rows)) else None,
             prefill_tokens=view.prefill_tokens,
             matches=matches_of(view.rows),
@@ -257,13 +258,14 @@ class GoodputController:
         self._acceptance.learn(rows, view.rows)
         if not isinstance(why, Decision):
             return
-        self._price = why.raw[1]
+        self._price = why.predicted_best_goodput
         if rows and sure:  # the error of the prediction says whether speculation continues
             speculated = any(row.nodes for row in rows)
             tokens = (sum([row.emitted for row in rows]), why.predicted_tokens) if speculated else None
             measured_s = self._named.learn(result, why, tokens)
             self._speculation.saw(measured_s, why.predicted_s - prompts_s, prompts_s, tokens)
-            self._speculation.judge(*why.raw)  # of plain steps too: other rows, or drafts, may be worth it
+            # Plain steps are judged too: other rows, or drafts, may be worth speculation.
+            self._speculation.judge(why.predicted_plain_goodput, why.predicted_best_goodput)
 
     def use_costs(self, latency: LatencyModel) -> None:
         """Go on from newly measured costs."""

@@ -14,7 +14,7 @@ from distillspec.serving.planning.offers import StepPlan
 
 # What is never tried is not known: after so many steps rows take the second best of their sources for one.
 SECOND_EVERY = 64
-USUAL = 0.05  # weight of a step in the running mean of what plans promise
+PROMISE_WEIGHT = 0.05  # of a step in the running mean of what plans promise
 
 
 class NamedSources:
@@ -29,13 +29,13 @@ class NamedSources:
         self._second_at: int | None = None  # the step in which second best sources were tried last
         # Goodput of plans over that of plain steps. Plans differ from step to step, so speculation is judged by the
         # running mean. It is a ratio, which says something of other numbers of rows too. 0: nothing was planned.
-        self._usual = 0.0
+        self._promised_ratio = 0.0
         # A token costs more beside many rows, and a plan takes less of a step.
         self._rest_of_few, self._rest_of_many = NamedRest(), NamedRest()
 
     def drop(self) -> None:
         """Forget what plans promise, and end a rest: the draft, or the costs, are others."""
-        self._usual = 0.0
+        self._promised_ratio = 0.0
         self._rest_of_few.drop()
         self._rest_of_many.drop()
 
@@ -57,16 +57,17 @@ class NamedSources:
             self._second_at = step
         return step == self._second_at
 
-    def usual(self, best: StepPlan, plain: StepPlan, *, second: bool) -> float:
-        """Return the goodput that plans usually promise over that of plain steps, this one included.
+    def promised_ratio(self, best: StepPlan, plain: StepPlan, *, second: bool) -> float:
+        """Return the running mean of the goodput that plans promise over that of plain steps, this one included.
 
         Args:
             second: the plan is not the best one. It says nothing of others.
         """
-        if not plain.goodput or (second and self._usual):
-            return self._usual
+        mean = self._promised_ratio
+        if not plain.goodput or (second and mean):
+            return mean
         ratio = best.goodput / plain.goodput
-        return self._usual + USUAL * (ratio - self._usual) if self._usual else ratio
+        return mean + PROMISE_WEIGHT * (ratio - mean) if mean else ratio
 
     def decided(self, why: Decision, rows: Sequence[RowView]) -> None:
         """Learn from a decision, once. The sources rest if they have brought less than they cost.
@@ -74,9 +75,10 @@ class NamedSources:
         Args:
             rows: of its step.
         """
-        if why.usual is None:
+        if why.promised_ratio is None:
             return
-        rest, self._usual = self._rest(len(rows)), why.usual
+        rest = self._rest(len(rows))
+        self._promised_ratio = why.promised_ratio
         self.used = self.used or (not rest.rests and any(map(names_nodes, rows)))
         if why.gain is not None:
             self.used = rest.weigh(why.gain)

@@ -115,14 +115,18 @@ class SpeculationPolicy(MeasuredGain):
             self._catch_up_s = trial_catch_up_s
         self._tried = self._tried + (trial_catch_up_s is not None) if speculated else 0
 
-    def judge(self, nothing: float, best: float) -> None:
+    def judge(self, plain_goodput: float, best_goodput: float) -> None:
         """Continue speculation if its measured goodput exceeds that of plain decoding by its own uncertainty.
 
-        `nothing` and `best` are predicted goodputs: without speculation, and of the best lengths. Nothing is decided
-        before enough speculating steps were measured.
+        Nothing is decided before enough speculating steps were measured.
+
+        Args:
+            plain_goodput: predicted without speculation.
+            best_goodput: predicted of the best lengths.
         """
         if self.seen >= FEWEST_TO_JUDGE:
-            self.speculates = best * self.gain * (1 - self.uncertainty) > self.plain_rate(nothing)
+            surely = best_goodput * self.gain * (1 - self.uncertainty)
+            self.speculates = surely > self.plain_rate(plain_goodput)
 
 
 def _longer(rows: Sequence[RowView], prices: PriceList, best: StepPlan) -> StepPlan | None:

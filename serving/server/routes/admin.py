@@ -23,7 +23,9 @@ from distillspec.serving.server.routes.access import check_admin_access
 
 FORGET_S = 30.0  # that a deletion waits for the engine
 SWITCH_S = 10.0  # that a change of drafts waits for it
-SERVED_AS = {"drafts_block": "at_once"}  # fields of plans whose JSON keys are others
+# The keys of a plan's JSON stay, whatever its fields are called. One of them holds two fields.
+JSON_KEYS = {"drafts_block": "at_once", "promised_ratio": "usual"}
+RAW_GOODPUTS = ("predicted_plain_goodput", "predicted_best_goodput")
 
 router = APIRouter(prefix="/admin", tags=["admin"], dependencies=[Depends(check_admin_access)])
 Draft = Annotated[DraftBody, Depends(read_as(DraftBody))]
@@ -231,8 +233,7 @@ def _controller(state: AppState) -> dict[str, Any]:
 def _as_json(value: Any) -> Any:
     """Return any value as JSON: dataclasses as their `repr` shows them, numbers that are not finite as null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        shown = [field.name for field in dataclasses.fields(value) if field.repr]
-        return {SERVED_AS.get(name, name): _as_json(getattr(value, name)) for name in shown}
+        return _fields_as_json(value)
     if isinstance(value, list | tuple):
         return [_as_json(item) for item in value]
     if isinstance(value, dict):
@@ -240,3 +241,10 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def _fields_as_json(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by their keys in JSON."""
+    fields = {field.name: _as_json(getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr}
+    raw = {"raw": [fields.pop(name) for name in RAW_GOODPUTS]} if RAW_GOODPUTS[0] in fields else {}
+    return {**{JSON_KEYS.get(name, name): shown for name, shown in fields.items()}, **raw}

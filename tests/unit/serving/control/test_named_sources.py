@@ -147,7 +147,7 @@ def test_planning_of_plain_steps_counts_too(planning_s: float, rests: bool) -> N
     why = GoodputController(4, COSTS).decide(seen)
     steps.learn(StepResult((), seen, Plan(()), 0, 0.0, 0.02, 0.03, planning_s=planning_s), why, None)
     for _ in range(300):
-        steps.decided(replace(why, usual=1.0, gain=0.1), seen.rows)
+        steps.decided(replace(why, promised_ratio=1.0, gain=0.1), seen.rows)
     assert (steps.awake(seen) is not seen) is rests
 
 

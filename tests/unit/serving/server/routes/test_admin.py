@@ -121,7 +121,8 @@ def test_the_controller_is_bounded_fixed_and_switched_off(serve: Serve) -> None:
         "goodput",
         4,
     )
-    assert {"mode", "lengths", "hazards"} <= set(explained["last_plan"])
+    assert {"mode", "lengths", "hazards", "raw", "usual"} <= set(explained["last_plan"])
+    assert "at_once" in explained["last_plan"]["latency"]
     assert "rows" not in explained["last_plan"], "ids of requests are nobody's business"
     assert call(running, "PATCH", "controller", {"policy": "fixed", "speculation_length": 2})["speculation_length"] == 2
     fixed = running.complete(max_tokens=30).json()
