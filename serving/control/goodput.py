@@ -15,7 +15,7 @@ from distillspec.serving.base.rows import BatchView, names_nodes, without_named
 from distillspec.serving.control.decision import Decision, matches_of
 from distillspec.serving.control.held_plan import HeldPlan
 from distillspec.serving.control.named_sources import NamedSources
-from distillspec.serving.control.speculation_policy import HOPE, SpeculationPolicy
+from distillspec.serving.control.speculation_policy import OPTIMISM_SE, SpeculationPolicy
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
@@ -136,7 +136,7 @@ class GoodputController:
             self._held.keep(prices, view.rows, self._steps)
         if named and self._named.second_is_due(self._steps):
             # A draft that is not worth its cost is tried too, if it may be.
-            other = prices.hopeful(HOPE).plan(view.rows, second=True)
+            other = prices.with_optimism(OPTIMISM_SE).plan(view.rows, second=True)
             if other.goodput > prices.plain(view.rows).goodput:
                 return self._decided(view, prices, other, named=True, second=True)
         return self._decided(view, prices, prices.plan(view.rows), named=named)

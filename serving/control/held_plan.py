@@ -19,8 +19,8 @@ HELD, MOST_HELD = 8, 32  # steps that one plan holds for: at first, and after pl
 # Costs of passes larger than those that are run are never corrected, and late positions seldom tried. So the first plan
 # after so many speculating steps drafts a token more a row.
 EXPLORE_EVERY = 20
-# Steps of a plan that would pay if acceptance were what it may be. Finding it takes as long as several others.
-HOPED = 4
+# Steps of a plan that would pay by an optimistic acceptance. Finding it takes as long as several others.
+OPTIMISTIC_PLAN_STEPS = 4
 
 
 class HeldPlan:
@@ -109,7 +109,7 @@ class HeldPlan:
             self._plain_held = _renewed(self._plain_held, decision, self._plain)
             self._plain, self._until = decision, step + self._plain_held
         else:
-            self._plain, self._until = None, step + (HOPED if decision.mode == "hoped" else HELD)
+            self._plain, self._until = None, step + (OPTIMISTIC_PLAN_STEPS if decision.mode == "hoped" else HELD)
 
 
 def _renewed(held: int, decision: Decision, before: Decision | None) -> int:

@@ -9,8 +9,8 @@ from distillspec.serving.base.backoff import Backoff
 # running mean, too, from twice that share on.
 PAYS, SHARE, GAIN = 0.02, 0.05, 0.02
 REST, MOST_REST = 64, 1024
-# The best of several estimates is the most hopeful one. So a gain is corrected by what steps with named nodes wrote of
-# the tokens that were expected, over what the others did. Both means forget, and start from so many tokens.
+# The best of several estimates is the most optimistic one. So a gain is corrected by what steps with named nodes wrote
+# of the tokens that were expected, over what the others did. Both means forget, and start from so many tokens.
 FORGET, SURE = 1 / 512, 64.0
 
 

@@ -21,7 +21,7 @@ TRY_LENGTH = 2  # tokens a row drafts in a trial
 FEWEST_TRIED, MOST_TRIED = 4, 32  # steps of a trial. It continues until it has lost as much as its catch-up prefill
 FEWEST_TO_JUDGE = 100  # speculating steps before speculation may be switched off
 EXPLORE_WITHIN = 0.85  # share of the best plan's goodput that one which explores is expected to reach
-HOPE = 1.0  # standard errors of acceptance: see `SpeculationPolicy._hoped`
+OPTIMISM_SE = 1.0  # standard errors of acceptance: see `SpeculationPolicy._optimistic_chains`
 
 
 class SpeculationPolicy(MeasuredGain):
@@ -72,12 +72,12 @@ class SpeculationPolicy(MeasuredGain):
             tried = best if named else prices.chains(rows, [TRY_LENGTH] * len(rows))
             if tried.nodes and self._affords(tried, plain, prices):
                 return "trial", tried
-        hoped = self._hoped(rows, prices) if self.speculates else plain
-        return ("hoped", hoped) if hoped.nodes else ("not worth it", plain)
+        optimistic = self._optimistic_chains(rows, prices) if self.speculates else plain
+        return ("hoped", optimistic) if optimistic.nodes else ("not worth it", plain)
 
-    def _hoped(self, rows: Sequence[RowView], prices: PriceList) -> StepPlan:
+    def _optimistic_chains(self, rows: Sequence[RowView], prices: PriceList) -> StepPlan:
         """Return short chains that would pay if acceptance were what it may be: an unused draft teaches nothing."""
-        best = prices.hopeful(HOPE).plan(rows)
+        best = prices.with_optimism(OPTIMISM_SE).plan(rows)
         return prices.chains([each.row for each in best.chosen], [min(depth, TRY_LENGTH) for depth in best.depths])
 
     def _affords(self, tried: StepPlan, plain: StepPlan, prices: PriceList) -> bool:

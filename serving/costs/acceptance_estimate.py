@@ -136,7 +136,7 @@ class AcceptanceEstimate:
         kinds: Sequence[Hashable] | None = None,
         beliefs: Sequence[float | None] | None = None,
         *,
-        hope: float = 0.0,
+        optimism_se: float = 0.0,
     ) -> Floats:
         """Return P(the child of rank r at position i is accepted | its parent is) `[n, positions, width]`.
 
@@ -144,22 +144,23 @@ class AcceptanceEstimate:
 
         Args:
             beliefs: P(accepted) of each request before its own trials, None where only the estimate over all is known.
-            hope: standard errors of the estimate over all requests to add to the chain's own.
+            optimism_se: standard errors of the estimate over all requests to add to the chain's own.
         """
         of = [0] * len(names) if kinds is None else kinds
         own = self._own_hazards(names, of, beliefs)
-        if hope:
-            own = numpy.minimum(1.0, own + hope * numpy.array([self._mean(kind)[1] for kind in of]).reshape(-1, 1))
+        if optimism_se:
+            standard_errors = numpy.array([self._mean(kind)[1] for kind in of]).reshape(-1, 1)
+            own = numpy.minimum(1.0, own + optimism_se * standard_errors)
         if self.width == 1:
             return own[..., None]
         return numpy.concatenate([own[..., None], (1 - own)[..., None] * self.sibling_shares()], 2)
 
-    def of_rows(self, rows: Sequence[RowView], *, hope: float = 0.0) -> Floats:
+    def of_rows(self, rows: Sequence[RowView], *, optimism_se: float = 0.0) -> Floats:
         """Return `chances` of rows, each with the source that drafts for it."""
         names, kinds = [row.sequence_id for row in rows], list(map(evidence, rows))
         beliefs = [row.belief for row in rows]
         known = None if all(belief is None for belief in beliefs) else beliefs
-        return self.chances(names, kinds if any(kinds) else None, known, hope=hope)
+        return self.chances(names, kinds if any(kinds) else None, known, optimism_se=optimism_se)
 
     def hazards(self, kind: Hashable = 0) -> Floats:
         """Return P(position i is accepted | those before it were) over all requests, `[speculation_length]`.

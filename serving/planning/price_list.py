@@ -41,7 +41,7 @@ class PriceList:
         most: the most levels of a row.
         trees: the nodes that a draft's trees may have, None for chains.
         price: tokens a second to start from. 0: those of plain decoding.
-        hope: see `AcceptanceEstimate.chances`.
+        optimism_se: see `AcceptanceEstimate.chances`.
         prefill_tokens: prompt tokens in the target's pass.
         before: nodes of each draft for these rows in the step before, None if it had others.
     """
@@ -55,11 +55,11 @@ class PriceList:
         *,
         trees: Candidates | None = None,
         price: float = 0.0,
-        hope: float = 0.0,
+        optimism_se: float = 0.0,
         prefill_tokens: int = 0,
         before: Mapping[str, int] | None = None,
     ) -> None:
-        self.most, self.acceptance, self.latency, self.hope = most, acceptance, latency, hope
+        self.most, self.acceptance, self.latency, self.optimism_se = most, acceptance, latency, optimism_se
         self.nodes = chains(most) if trees is None else trees
         self.costs, some = StepCosts(latency, len(rows), prefill_tokens), FEWEST * max(1, len(rows))
         self.node_s = self.costs.nodes_s(some) / some
@@ -81,10 +81,10 @@ class PriceList:
             self._drafted.clear()
             self._drafting = found.drafted
 
-    def hopeful(self, hope: float) -> PriceList:
+    def with_optimism(self, se: float) -> PriceList:
         """Return the list for chains whose acceptance is so many standard errors higher."""
         own, prefill_tokens = (self._rows, self.most, self.acceptance, self.latency), self.costs.prefill_tokens
-        return PriceList(*own, price=self.price, hope=hope, prefill_tokens=prefill_tokens)
+        return PriceList(*own, price=self.price, optimism_se=se, prefill_tokens=prefill_tokens)
 
     def plain(self, rows: Sequence[RowView]) -> StepPlan:
         """Return the plan without drafted tokens."""
@@ -220,7 +220,7 @@ class PriceList:
         """Return the best trees of one source for some rows, as if it drafted alike for `every` row that it can."""
         first, wide = options[0], numpy.array([option.wide for option in options])
         nodes = self.nodes if wide.any() else chains(self.nodes.depth)
-        chances = self.acceptance.of_rows(list(map(RowView.with_option, rows, options)), hope=self.hope)
+        chances = self.acceptance.of_rows(list(map(RowView.with_option, rows, options)), optimism_se=self.optimism_se)
         gains = nodes.survival(numpy.minimum.accumulate(chances, 2))  # siblings are tried in turn
         gains *= nodes.depths <= numpy.array([option.limit for option in options])[:, None]
         gains *= nodes.spine | wide[:, None]

@@ -17,7 +17,7 @@ class Answer:
     draft: str
     since: int  # tokens of its text when it got this draft
     known: Floats  # its features, where it was at its last review
-    # P(a token of its draft is accepted) by these, before its own trials. As drawn, or hoped for, while it is on trial.
+    # P(a token of its draft is accepted) by these, before its own trials. Drawn, or optimistic, while it is on trial.
     # None: the answer has a source without a model alone.
     belief: float | None
     kind: Hashable = None  # of its request, for which drafts are tried

@@ -20,8 +20,8 @@ from distillspec.serving.selection.batch import NONE, Batch
 from distillspec.serving.selection.dominance import SURE, Dominance, kind_of
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 from distillspec.serving.selection.free_share import FreeShare
-from distillspec.serving.selection.hope import LASTING, Hope
 from distillspec.serving.selection.losses import Losses
+from distillspec.serving.selection.optimism import LASTING, Optimism
 from distillspec.serving.selection.prospects import Prospects
 
 LEARN_EVERY = 16  # steps whose trials are learnt from together, and between two reviews of the rows' drafts
@@ -35,7 +35,7 @@ class GoodputSelection(SelectionState):
     second (Thompson 1933): drafts are tried as long as they may be the best. Every `LEARN_EVERY` steps the drafts of
     all rows are chosen together again, by the rows' own trials too (see `Batch`). Sources without a model stand beside
     each draft. A row has one of them alone where no draft is worth its passes, and the reading of the row's text. Where
-    a draft has collapsed, the others are tried anew at once (see `Hope`).
+    a draft has collapsed, the others are tried anew at once (see `Optimism`).
 
     Args:
         fast_switching: the new draft reads the text in spare room of steps, and the old one drafts until it has.
@@ -51,8 +51,8 @@ class GoodputSelection(SelectionState):
         self.parts, self.fast_switching = parts, fast_switching
         self._acceptance = DraftsAcceptance(parts.expected, parts.most)
         self._share, self.losses = FreeShare(parts.free), Losses(0.0)
-        self._hope = Hope(LASTING if tries else 0)
-        self._prospects = Prospects(parts, self._acceptance, self._share, self._hope)
+        self._optimism = Optimism(LASTING if tries else 0)
+        self._prospects = Prospects(parts, self._acceptance, self._share, self._optimism)
         self._answers: dict[str, Answer] = {}
         self._reviewed_at, self._reviewed = 0, 0  # the step, and its rows
         self._dominance, self._surprises = Dominance(), 0
@@ -61,11 +61,11 @@ class GoodputSelection(SelectionState):
     @property
     def tries(self) -> bool:
         """True if drafts are tried that are not expected to be the best. May be set."""
-        return self._hope.lasting > 0
+        return self._optimism.lasting > 0
 
     @tries.setter
     def tries(self, tries: bool) -> None:
-        self._hope.lasting = LASTING if tries else 0
+        self._optimism.lasting = LASTING if tries else 0
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         self._prospects.alone = len(rows) == 1
@@ -115,7 +115,7 @@ class GoodputSelection(SelectionState):
     def _learn_from(self, answer: Answer) -> None:
         for source, (steps, tried, accepted) in answer.new.items():
             before = answer.own.get(source)
-            self._hope.saw(source, answer.kind, tried)
+            self._optimism.saw(source, answer.kind, tried)
             if self._acceptance.learn(source, answer.known, steps, tried, accepted, before):
                 self._leave(source)
             answer.own[source] = Tried.more(before, tried, accepted, answer.known)
@@ -128,12 +128,12 @@ class GoodputSelection(SelectionState):
         self._reviewed_at = self.steps - LEARN_EVERY
         for answer in self._answers.values():
             answer.prospect = None
-        self._hope.fell(source, self._acceptance.usual(source))
+        self._optimism.fell(source, self._acceptance.usual(source))
 
     def draft_changed(self, change: DraftChange) -> None:
         source = change.source
         self._prospects.changed(change)
-        self._hope.changed(source)
+        self._optimism.changed(source)
         self._dominance.changed()
         self._acceptance.changed(change)
         for answer in self._answers.values():
@@ -173,22 +173,22 @@ class GoodputSelection(SelectionState):
         found = [self._acceptance.log_odds(name, known) for name in names]
         mean = [sigmoid(log_odds) for log_odds, _ in found]
         drawn = [sigmoid(log_odds + draws.gauss(0, 1) * deviation) for log_odds, deviation in found]
-        hoped_for = [name not in self.free and self._hope.tries(name, domain_place(row)) for name in names]
-        least = [self._hope.chance * is_hoped for is_hoped in hoped_for]
+        optimistic_about = [name not in self.free and self._optimism.tries(name, domain_place(row)) for name in names]
+        least = [self._optimism.chance * is_optimistic for is_optimistic in optimistic_about]
         drawn = list(map(max, drawn, least)) if self.tries else mean
-        self._hope.begun(domain_place(row))
+        self._optimism.begun(domain_place(row))
         others = [other for other in rows if other is not row and other.sequence_id in self._answers]
-        beside = [self._prospects.hoped(other, names, self._answers[other.sequence_id]) for other in others]
+        beside = [self._prospects.optimistic(other, names, self._answers[other.sequence_id]) for other in others]
         own = numpy.append(self._places(others, names), NONE)
         prospects = [self._prospects.of(row, names, each) for each in (mean, drawn)]
-        expected, hoped = (self._prospects.batch([*beside, each], names) for each in prospects)
+        expected, optimistic = (self._prospects.batch([*beside, each], names) for each in prospects)
         price = expected.rate(own)
-        rates, hopes = (batch.rates(own, len(others), price) for batch in (expected, hoped))
+        rates, optimistic_rates = (batch.rates(own, len(others), price) for batch in (expected, optimistic))
         able = [names.index(self._arm(name)) for name in members_of(row, self.free)]
         able.sort(key=lambda place: names[place] not in self.free)  # first, where no draft is worth more than nothing
-        chosen = max(able, key=lambda place: hopes[place])
+        chosen = max(able, key=lambda place: optimistic_rates[place])
         own[-1] = chosen
-        rate = expected.rate(own, price, hoped) if any(least) else rates[chosen]
+        rate = expected.rate(own, price, optimistic) if any(least) else rates[chosen]
         lost = len(own) * (max([rates[place] for place in able]) / rate - 1)
         # A trial is believed in: by what is expected of the draft, a controller might let it draft nothing.
         belief = None if names[chosen] in self.free else max(mean[chosen], drawn[chosen]) if lost else mean[chosen]
@@ -201,7 +201,7 @@ class GoodputSelection(SelectionState):
         ]
         doubted = self._prospects.batch([*beside, self._prospects.of(row, names, careful)], names)
         worst = doubted.rates(own, len(others), price)
-        known_best = names[best] not in self.free and not any(hoped_for)
+        known_best = names[best] not in self.free and not any(optimistic_about)
         if known_best and chosen == best == max(able, key=lambda place: worst[place]):
             chance = self._acceptance.chance(names[best], of_domain(row))
             self._dominance.is_certain(kind_of(row, rows), names[best], chance)
@@ -233,7 +233,7 @@ class GoodputSelection(SelectionState):
             return
         settled = [row.context_tokens >= answer.since + REVIEW for row, answer in zip(running, answers, strict=True)]
         pairs, own = list(zip(running, answers, strict=True)), self._places(running, names)
-        batch = self._prospects.batch([self._prospects.hoped(row, names, answer) for row, answer in pairs], names)
+        batch = self._prospects.batch([self._prospects.optimistic(row, names, answer) for row, answer in pairs], names)
         best = batch.best(own, numpy.array(settled))
         drafts = [None if draft == NONE else names[draft] for draft in best.tolist()]
         for answer, draft, may_move in zip(answers, drafts, settled, strict=True):
@@ -248,20 +248,20 @@ class GoodputSelection(SelectionState):
         self._prospects.priced(batch, best)
 
     def _try(
-        self, rows: Sequence[tuple[RowView, Answer]], names: Sequence[str], own: Ints, best: Ints, hoped: Batch
+        self, rows: Sequence[tuple[RowView, Answer]], names: Sequence[str], own: Ints, best: Ints, optimistic: Batch
     ) -> None:
-        """Believe in drafts that are hoped for, where rows have them or come to them.
+        """Believe in drafts that are estimated optimistically, where rows have them or come to them.
 
         Args:
             own, best: places of the rows' drafts so far, and from now on.
-            hoped: by what is hoped for.
+            optimistic: by optimistic estimates.
         """
-        on_trial = [answer for _, answer in rows if self._prospects.is_hoped(answer.coming or answer.draft, answer)]
+        on_trial = [answer for _, answer in rows if self._prospects.may_try(answer.coming or answer.draft, answer)]
         if not on_trial:
             return
         expected = self._prospects.batch([self._prospects.expected(row, names, answer) for row, answer in rows], names)
         price = expected.rate(own)
-        lost = expected.rate(own, price) / expected.rate(best, price, hoped) - 1
+        lost = expected.rate(own, price) / expected.rate(best, price, optimistic) - 1
         for answer in on_trial:
             answer.later = max(0.0, len(own) / len(on_trial) * lost)
             if answer.later and answer.coming is None:
@@ -279,11 +279,11 @@ class GoodputSelection(SelectionState):
             answer.belief = self._belief(source, answer)
 
     def _belief(self, source: str, answer: Answer) -> float | None:
-        """Return P(a token of a draft is accepted) by what is known of an answer, as is hoped while it is on trial."""
+        """Return P(a token of a draft is accepted) by what is known of an answer, optimistic while it is on trial."""
         if source in self.free:
             return None
         chance = self._acceptance.chance(source, answer.known)
-        return self._prospects.hope_of(source, answer, chance) if answer.loss else chance
+        return self._prospects.optimistic_chance(source, answer, chance) if answer.loss else chance
 
     def _arm(self, source: str) -> str:
         """Return the member that stands for a source: of those without a model, the best for all."""

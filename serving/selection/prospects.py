@@ -16,11 +16,11 @@ from distillspec.serving.selection.base import SelectionParts, drafts_of
 from distillspec.serving.selection.batch import TYPICAL, Batch, Prospect
 from distillspec.serving.selection.estimate import DraftsAcceptance
 from distillspec.serving.selection.free_share import FreeShare
-from distillspec.serving.selection.hope import Hope
+from distillspec.serving.selection.optimism import Optimism
 from distillspec.serving.selection.tree_gains import TOKENS, TreeGains
 
 LEAST_LEFT = 32  # tokens that an answer is taken to write still. As many as it has written, where those are more
-HOPED = 1.5  # standard deviations by which a draft that is hoped for may be better than it is expected to be
+OPTIMISM_SD = 1.5  # standard deviations that an optimistic estimate of a draft's log-odds adds to their mean
 
 
 class Prospects:
@@ -33,14 +33,16 @@ class Prospects:
     Args:
         acceptance: of the drafts.
         share: of steps in which sources without a model draft.
-        hope: for drafts that are to be tried.
+        optimism: about drafts that are to be tried.
 
     Attributes:
         alone: the step has one row.
     """
 
-    def __init__(self, parts: SelectionParts, acceptance: DraftsAcceptance, share: FreeShare, hope: Hope) -> None:
-        self.parts, self._acceptance, self._share, self._hope = parts, acceptance, share, hope
+    def __init__(
+        self, parts: SelectionParts, acceptance: DraftsAcceptance, share: FreeShare, optimism: Optimism
+    ) -> None:
+        self.parts, self._acceptance, self._share, self._optimism = parts, acceptance, share, optimism
         self.alone = False
         self._trees: dict[str, TreeGains | None] = {}  # by draft, None: chains
         self._least: float | None = None  # tokens that a node must bring
@@ -72,24 +74,26 @@ class Prospects:
         """Return what drafts are expected to bring an answer, by its own trials too."""
         return self.of(row, names, self._acceptance.chances(answer.known, answer.own, names), answer)
 
-    def hoped(self, row: RowView, names: Sequence[str], answer: Answer) -> Prospect:
-        """Return the same with what is hoped for, as it was known at the answer's last review."""
+    def optimistic(self, row: RowView, names: Sequence[str], answer: Answer) -> Prospect:
+        """Return the same by optimistic estimates, made at the answer's last review."""
         if answer.prospect is None or answer.prospect[0] != (names, self.alone):
             chances = self._acceptance.chances(answer.known, answer.own, names)
-            hoped = [self.hope_of(name, answer, chance) for name, chance in zip(names, chances, strict=True)]
-            answer.prospect = (names, self.alone), self.of(row, names, hoped, answer)
+            optimistic = [
+                self.optimistic_chance(name, answer, chance) for name, chance in zip(names, chances, strict=True)
+            ]
+            answer.prospect = (names, self.alone), self.of(row, names, optimistic, answer)
         return answer.prospect[1]
 
-    def is_hoped(self, source: str, answer: Answer) -> bool:
-        """Return True for a draft that is hoped for, and was not tried for the answer."""
-        return source not in answer.own and source not in self.parts.free and self._hope.tries(source, answer.kind)
+    def may_try(self, source: str, answer: Answer) -> bool:
+        """Return True for a draft that is estimated optimistically, and was not tried for the answer."""
+        return source not in answer.own and source not in self.parts.free and self._optimism.tries(source, answer.kind)
 
-    def hope_of(self, source: str, answer: Answer, chance: float) -> float:
-        """Return P(a token of a draft is accepted) that is hoped for, where it is expected to be `chance`."""
-        if not self.is_hoped(source, answer):
+    def optimistic_chance(self, source: str, answer: Answer, chance: float) -> float:
+        """Return the optimistic estimate of P(a token of a draft is accepted), where `chance` is expected."""
+        if not self.may_try(source, answer):
             return chance
         log_odds, deviation = self._acceptance.log_odds(source, answer.known)
-        return max(chance, self._hope.chance, sigmoid(log_odds + HOPED * deviation))
+        return max(chance, self._optimism.chance, sigmoid(log_odds + OPTIMISM_SD * deviation))
 
     def batch(self, rows: Sequence[Prospect], names: Sequence[str]) -> Batch:
         """Return the batch of some rows' prospects of these members."""

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from distillspec.config import GateConfig
-from distillspec.serving.online.judging.confidence import confidence_sequence, hoped_for, spent
+from distillspec.serving.online.judging.confidence import confidence_sequence, plausible_lower_end, spent
 from distillspec.serving.online.judging.evidence import Evidence
 from distillspec.types import Interval
 
@@ -74,7 +74,7 @@ def decide(
         decision, reason = "inconclusive", f"{shown}: it does not reach {config.margin:.1%}"
     elif full:
         decision, reason = "inconclusive", f"{shown}: the lower end does not exceed {config.margin:.1%}"
-    elif hoped_for(gains, error, config.requests) < config.margin:
+    elif plausible_lower_end(gains, error, config.requests) < config.margin:
         decision, reason = "inconclusive", f"{shown}: {config.requests} conversations would hardly show a gain"
     else:
         return None

@@ -35,7 +35,7 @@ def confidence_sequence(values: Sequence[float], error: float) -> Interval:
     return Interval(mean, mean - width, mean + width)
 
 
-def hoped_for(values: Sequence[float], error: float, at: int) -> float:
+def plausible_lower_end(values: Sequence[float], error: float, at: int) -> float:
     """Return the lower end of the interval at `at` values, were the mean as high as is plausible by now."""
     n = len(values)
     if n < 2:

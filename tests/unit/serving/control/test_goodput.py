@@ -49,9 +49,9 @@ def test_unlucky_tokens_at_the_start_do_not_end_speculation(monkeypatch: pytest.
 
     best = max(rate(lambda k=k: FixedLength(k), 0) for k in (1, 2, 3))  # type: ignore[misc]
     assert rate(lambda: GoodputController(4, NARROW), 0) > 0.97 * best
-    hopeful = rate(lambda: GoodputController(4, NARROW), 5)
-    monkeypatch.setattr(speculation_policy, "HOPE", 0.0)
-    assert rate(lambda: GoodputController(4, NARROW), 5) < hopeful - 0.01 * best
+    optimistic = rate(lambda: GoodputController(4, NARROW), 5)
+    monkeypatch.setattr(speculation_policy, "OPTIMISM_SE", 0.0)
+    assert rate(lambda: GoodputController(4, NARROW), 5) < optimistic - 0.01 * best
 
 
 def test_a_useless_draft_costs_almost_nothing() -> None:

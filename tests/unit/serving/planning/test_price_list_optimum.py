@@ -35,7 +35,7 @@ class Chances(AcceptanceEstimate):
         super().__init__(chances.shape[1], chances.shape[2])
         self.known = chances
 
-    def of_rows(self, rows: Sequence[RowView], *, hope: float = 0.0) -> Floats:
+    def of_rows(self, rows: Sequence[RowView], *, optimism_se: float = 0.0) -> Floats:
         return self.known[[int(row.sequence_id) for row in rows]]
 
 

@@ -53,16 +53,16 @@ def test_rows_that_share_a_draft_share_its_passes() -> None:
 
 
 def test_what_is_believed_chooses_lengths_and_what_is_expected_comes_of_them() -> None:
-    """A draft on trial drafts as far as it is hoped to be good."""
-    hoped, expected = (batch([prospect(chance)], [SMALL]) for chance in (0.9, 0.02))
+    """A draft on trial drafts as far as it may be good."""
+    optimistic, expected = (batch([prospect(chance)], [SMALL]) for chance in (0.9, 0.02))
     own = numpy.array([0])
     price = expected.rate(numpy.array([NONE]))
     assert expected.rate(own, price) == pytest.approx(price)
     costs = LatencyModel(COSTS.target, SMALL)
     written = 1 + (0.02 ** numpy.arange(1, LEVELS + 1)).sum()
-    tried = expected.rate(own, price, hoped)
+    tried = expected.rate(own, price, optimistic)
     assert tried == pytest.approx(written / costs.step_s([100], [LEVELS]), rel=1e-9)
-    assert hoped.rate(own, price, hoped) == hoped.rate(own, price)
+    assert optimistic.rate(own, price, optimistic) == optimistic.rate(own, price)
 
 
 def test_trees_cost_their_nodes_and_what_the_draft_reads() -> None:

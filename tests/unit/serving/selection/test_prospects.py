@@ -20,8 +20,8 @@ from distillspec.serving.selection.batch import NONE, Prospect
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 from distillspec.serving.selection.free_share import FreeShare
 from distillspec.serving.selection.goodput import GoodputSelection
-from distillspec.serving.selection.hope import ENOUGH, Hope
 from distillspec.serving.selection.named import with_selection
+from distillspec.serving.selection.optimism import ENOUGH, Optimism
 from distillspec.serving.selection.prospects import LEAST_LEFT, Prospects
 
 from .steps import COSTS, parts, row
@@ -35,9 +35,11 @@ def made(trees: KnownTrees | None = TREES) -> Prospects:
     return around(DraftsAcceptance({}, LEVELS), trees)
 
 
-def around(acceptance: DraftsAcceptance, trees: KnownTrees | None = TREES, hope: Hope | None = None) -> Prospects:
+def around(
+    acceptance: DraftsAcceptance, trees: KnownTrees | None = TREES, optimism: Optimism | None = None
+) -> Prospects:
     own = replace(parts(), fixed_length=None, most=LEVELS, trees=lambda: trees)
-    found = Prospects(own, acceptance, FreeShare(()), hope or Hope(0))
+    found = Prospects(own, acceptance, FreeShare(()), optimism or Optimism(0))
     found.alone = True
     return found
 
@@ -124,23 +126,23 @@ def test_siblings_make_up_for_what_a_cheap_draft_misses(trees: KnownTrees | None
     assert names[rates.index(max(rates))] == best
 
 
-def test_drafts_without_trials_of_an_answer_may_be_hoped_for() -> None:
-    hope, acceptance = Hope(), DraftsAcceptance({}, LEVELS)
-    prospects, view = around(acceptance, None, hope), wide()
+def test_drafts_without_trials_of_an_answer_may_be_estimated_optimistically() -> None:
+    optimism, acceptance = Optimism(), DraftsAcceptance({}, LEVELS)
+    prospects, view = around(acceptance, None, optimism), wide()
     answer = Answer("a", view.context_tokens, features(view), 0.5)
     answer.own["a"] = Tried(30, 15, answer.known)
     expected = prospects.expected(view, NAMES, answer).tokens[:, 0]
     assert expected == pytest.approx([0.5, 0.5])
-    hoped = prospects.hoped(view, NAMES, answer).tokens[:, 0]
-    assert hoped[0] == expected[0], "what it has tried it knows"
-    assert 0.6 < hoped[1] < 0.8, "as it may be"
-    hope.fell("a", 0.9)
+    optimistic = prospects.optimistic(view, NAMES, answer).tokens[:, 0]
+    assert optimistic[0] == expected[0], "what it has tried it knows"
+    assert 0.6 < optimistic[1] < 0.8, "as it may be"
+    optimism.fell("a", 0.9)
     answer.prospect = None
-    assert prospects.hoped(view, NAMES, answer).tokens[1, 0] == pytest.approx(0.9)
-    hope.saw("b", answer.kind, ENOUGH)
-    assert prospects.hoped(view, NAMES, answer).tokens[1, 0] == pytest.approx(0.9), "until the next review"
+    assert prospects.optimistic(view, NAMES, answer).tokens[1, 0] == pytest.approx(0.9)
+    optimism.saw("b", answer.kind, ENOUGH)
+    assert prospects.optimistic(view, NAMES, answer).tokens[1, 0] == pytest.approx(0.9), "until the next review"
     answer.prospect = None
-    assert (prospects.hoped(view, NAMES, answer).tokens[:, 0] == expected).all()
+    assert (prospects.optimistic(view, NAMES, answer).tokens[:, 0] == expected).all()
 
 
 @pytest.mark.parametrize("trees", [None, TREES.nodes])

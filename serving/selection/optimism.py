@@ -1,24 +1,24 @@
-"""Hope for drafts of which little is known: all at first, one that is new, and the others where one has collapsed."""
+"""Optimism about drafts of which little is known: all at first, one that is new, the others where one has collapsed."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
 
-ENOUGH = 64  # tokens of a draft that are tried in hope, for each kind of request
-LASTING = 64  # answers of a kind in which there is hope
+ENOUGH = 64  # tokens of a draft that are tried by optimism, for each kind of request
+LASTING = 64  # answers of a kind in which there is optimism
 
 
-class Hope:
+class Optimism:
     """Says which drafts are taken for as good as they may be, until enough of each was tried for a kind of request.
 
     A draft that is not chosen is not judged, and where many rows share passes, a trial of one row alone never pays. So
-    rows are moved together by what is hoped of a draft. After a collapse the others are hoped to be as good as that
-    draft was, for what was known of them may be old.
+    rows are moved together by an optimistic estimate of a draft. After a collapse the others are taken to be as good as
+    that draft was, for what was known of them may be old.
 
     Attributes:
-        lasting: answers of a kind in which there is hope, 0: there is none.
-        chance: P(a token is accepted) that is hoped for at least.
+        lasting: answers of a kind in which there is optimism, 0: there is none.
+        chance: the least P(a token is accepted) that an optimistic estimate may have.
     """
 
     def __init__(self, lasting: int = LASTING) -> None:
@@ -30,12 +30,12 @@ class Hope:
         self._tried = Counter[tuple[str, Hashable]]()  # tokens
 
     def tries(self, source: str, kind: Hashable) -> bool:
-        """Return True for a draft that is hoped for where requests are of this kind."""
-        hopes = self._begun[kind] < self.lasting and source not in self._fallen
-        return hopes and self._tried[source, kind] < ENOUGH
+        """Return True for a draft that is estimated optimistically where requests are of this kind."""
+        optimistic = self._begun[kind] < self.lasting and source not in self._fallen
+        return optimistic and self._tried[source, kind] < ENOUGH
 
     def fell(self, source: str, chance: float) -> None:
-        """Hope for all drafts but this one, which has collapsed, and but those that were tried since another had.
+        """Be optimistic about all drafts but this one, which has collapsed, and those tried since another had.
 
         Args:
             chance: P(a token of it was accepted).
@@ -48,7 +48,7 @@ class Hope:
         self.chance, self._since = chance if self.lasting else 0.0, 0
 
     def changed(self, source: str) -> None:
-        """Hope for a draft that is another now."""
+        """Be optimistic about a draft that is another now."""
         self._begun.clear()
         self._fallen.discard(source)
         self._tried = Counter({key: tried for key, tried in self._tried.items() if key[0] != source})
