@@ -17,6 +17,7 @@ from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_target
 from distillspec.models.memory import return_freed_memory
 from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestOutput
 from distillspec.serving.base.tree import DRAFT
@@ -254,7 +255,7 @@ class Engine(EngineView):
 
         def switch() -> None:
             self._executor.use_proposer(proposer)
-            self._core.draft_changed()
+            self._core.draft_changed(DraftChange())
 
         self.at_next_step(switch)
 

@@ -121,7 +121,7 @@ class EngineDrafts:
                 self._changed(self._change(source, acceptance, draft, old))
             else:
                 self.executor.use_proposer(proposer)
-                self.core.draft_changed(acceptance)
+                self.core.draft_changed(DraftChange(acceptance=acceptance))
             self._free(old)
 
         self.core.at_next_step(switch)
@@ -181,7 +181,7 @@ class EngineDrafts:
 
     def _changed(self, change: DraftChange) -> None:
         self.executor.sequences.forgive_failures()
-        self.core.member_changed(change)
+        self.core.draft_changed(change)
 
     def _change(
         self, source: str, acceptance: float | None, draft: LanguageModel, old: LanguageModel | None

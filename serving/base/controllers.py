@@ -52,22 +52,9 @@ class LengthController(Protocol):
         """Learn from a step. By default nothing."""
         return
 
-    def draft_changed(self, acceptance: float | None = None) -> None:
-        """Forget what was learnt of the old draft. By default nothing.
-
-        Args:
-            acceptance: of the new draft over that of the old one, None: not known.
-        """
+    def draft_changed(self, change: DraftChange) -> None:
+        """Forget what was learnt of a draft that is another from now on, new, or gone. By default nothing."""
         return
-
-
-@runtime_checkable
-class KnowsDrafts(Protocol):
-    """A length controller that tells several drafts apart."""
-
-    def member_changed(self, change: DraftChange) -> None:
-        """Forget what was learnt of a draft that is another from now on, new, or gone."""
-        ...
 
 
 @runtime_checkable

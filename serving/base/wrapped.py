@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distillspec.serving.base.controllers import KnowsDrafts, LengthController, PlansTrees
+from distillspec.serving.base.controllers import LengthController, PlansTrees
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView
@@ -29,12 +29,8 @@ class WrappedController:
     def observe(self, result: StepResult) -> None:
         self.inside.observe(result)
 
-    def draft_changed(self, acceptance: float | None = None) -> None:
-        self.inside.draft_changed(acceptance)
-
-    def member_changed(self, change: DraftChange) -> None:
-        if isinstance(self.inside, KnowsDrafts):
-            self.inside.member_changed(change)
+    def draft_changed(self, change: DraftChange) -> None:
+        self.inside.draft_changed(change)
 
 
 def innermost(controller: LengthController) -> LengthController:

@@ -19,8 +19,10 @@ import numpy
 from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.controllers import AdmissionView
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.rows import BatchView
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.named import ControllerParts
 from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
@@ -154,10 +156,11 @@ class SmartSpecController:
         elif self.idle_steps:
             self.idle_steps.popleft()  # nobody is left whom the draft knows: in time new requests are tried again
 
-    def draft_changed(self, acceptance: float | None = None) -> None:
-        """Another draft: what was known of the old one's acceptance is void."""
-        self.acceptance.reset()
-        self.idle_steps.clear()
+    def draft_changed(self, change: DraftChange) -> None:
+        """Forget the acceptance of an only draft that is another. Several drafts are not told apart."""
+        if change.source == DRAFT:
+            self.acceptance.reset()
+            self.idle_steps.clear()
 
     @property
     def idle_share(self) -> float:

@@ -12,6 +12,7 @@ from distillspec.serving.base.candidates import Candidates
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult, decoding_rows
 from distillspec.serving.base.rows import BatchView, names_nodes, without_named
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.decision import Decision, matches_of
 from distillspec.serving.control.held_plan import HeldPlan
 from distillspec.serving.control.named_sources import NamedSources
@@ -273,16 +274,16 @@ class GoodputController:
         self._forget_plans()
         self._costs = LiveLatency(latency, drafts_with_model=self._costs.drafts_with_model)
 
-    def draft_changed(self, acceptance: float | None = None) -> None:
-        """Forget the old draft's measured gain, and its acceptance where the new one's is not known."""
-        self.acceptance.change_draft(acceptance)
-        self._speculation = SpeculationPolicy()
-        self._forget_plans()
+    def draft_changed(self, change: DraftChange) -> None:
+        """Forget the old draft's measured gain, and its acceptance and costs as far as the new one's are not known.
 
-    def member_changed(self, change: DraftChange) -> None:
-        """Forget what one of several drafts accepted and cost, as far as the new one's is not known."""
-        self.acceptance.change(change.source, change.acceptance)
-        self._costs.draft_changed(change)
+        The costs of an only draft stay.
+        """
+        if change.source == DRAFT:
+            self.acceptance.change_draft(change.acceptance)
+        else:
+            self.acceptance.change(change.source, change.acceptance)
+            self._costs.draft_changed(change)
         self._speculation = SpeculationPolicy()
         self._forget_plans()
 

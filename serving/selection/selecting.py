@@ -11,6 +11,7 @@ from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, Reading, StepResult, decoding_rows
 from distillspec.serving.base.rows import BatchView
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.base.wrapped import WrappedController
 from distillspec.serving.costs.known import known_costs
 from distillspec.serving.costs.latency import LatencyModel, guessed
@@ -83,16 +84,15 @@ class SelectingController(WrappedController):
         seen = result.plan.seen
         super().observe(result if seen is None else replace(result, view=seen))
 
-    def draft_changed(self, acceptance: float | None = None) -> None:
-        for source in {source for source in self._drafts.values() if source is not None}:
-            self.selection.draft_changed(DraftChange(source, acceptance))
-        super().draft_changed(acceptance)
-
-    def member_changed(self, change: DraftChange) -> None:
-        self.selection.draft_changed(change)
-        if self.costs is not None:
-            self.costs = self.costs.changed(change)
-        super().member_changed(change)
+    def draft_changed(self, change: DraftChange) -> None:
+        if change.source == DRAFT:  # it takes the place of all drafts
+            for source in {source for source in self._drafts.values() if source is not None}:
+                self.selection.draft_changed(DraftChange(source, change.acceptance))
+        else:
+            self.selection.draft_changed(change)
+            if self.costs is not None:
+                self.costs = self.costs.changed(change)
+        super().draft_changed(change)
 
     def _tell_collapses(self) -> None:
         """Tell the controller inside of drafts that have collapsed: the gain that it measured is no more.
@@ -101,7 +101,7 @@ class SelectingController(WrappedController):
         """
         while self.selection.collapsed:
             source = self.selection.collapsed.pop()
-            super().member_changed(DraftChange(source, acceptance=1.0, like=source))
+            super().draft_changed(DraftChange(source, acceptance=1.0, like=source))
 
     def _readings(self, view: BatchView) -> tuple[Reading, ...]:
         """Return what drafts read ahead of switches: as much as makes the step a little longer.

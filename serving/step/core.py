@@ -14,7 +14,7 @@ import torch
 
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
-from distillspec.serving.base.controllers import KnowsDrafts, LengthController, PlansTrees
+from distillspec.serving.base.controllers import LengthController, PlansTrees
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import Request, SequenceState, Status
@@ -142,18 +142,11 @@ class EngineCore:
         self._observe()
         self.last_result = None
 
-    def draft_changed(self, acceptance: float | None = None) -> None:
-        """Learn that the executor drafts with something else from now on. See `LengthController.draft_changed`."""
+    def draft_changed(self, change: DraftChange) -> None:
+        """Learn that a draft is another from now on, new, or gone. See `LengthController.draft_changed`."""
         self._observe()
         self.update_limits()
-        self.controller.draft_changed(acceptance)
-
-    def member_changed(self, change: DraftChange) -> None:
-        """Learn that one of several drafts is another from now on, new, or gone. See `KnowsDrafts.member_changed`."""
-        self._observe()
-        self.update_limits()
-        if isinstance(self.controller, KnowsDrafts):
-            self.controller.member_changed(change)
+        self.controller.draft_changed(change)
 
     @property
     def has_work(self) -> bool:

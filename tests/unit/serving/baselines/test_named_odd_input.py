@@ -11,6 +11,7 @@ from distillspec.models import LanguageModel
 from distillspec.serving import EngineSettings, SamplingParams
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView, RowView
@@ -58,7 +59,7 @@ def test_one_request_alone_comes_to_the_length_that_pays(name: str) -> None:
     for _ in range(150):
         step(controller, ONE, accepted=6)
     assert controller.plan(ONE).rows[0].speculation_length == 6
-    controller.draft_changed()
+    controller.draft_changed(DraftChange())
     for _ in range(150):
         step(controller, ONE, accepted=0)
     assert sum(step(controller, ONE, accepted=0).rows[0].speculation_length for _ in range(50)) < 25

@@ -9,6 +9,7 @@ import pytest
 
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.rows import BatchView, RowView
@@ -93,7 +94,7 @@ def test_speculation_comes_back_with_a_better_draft() -> None:
     view = BatchView((RowView("r0", 100, 8),))
     assert controller.decide(view).mode in ("not worth it", "trial")
     machine.alpha = 0.9
-    controller.draft_changed()
+    controller.draft_changed(DraftChange())
     assert controller.decide(view).mode == "speculating"
     rate = machine.run(controller, 1000)
     assert rate > 1.3 * machine.run(FixedLength(0), 500)

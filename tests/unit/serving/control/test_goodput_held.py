@@ -11,6 +11,7 @@ import pytest
 
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.candidates import candidates
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.base.shape import chain_shape
@@ -314,6 +315,6 @@ def test_steps_with_other_rows_do_not_make_plain_decoding_hold_longer() -> None:
 
 def test_another_draft_is_planned_for_at_once() -> None:
     controller = settled()
-    controller.draft_changed()
+    controller.draft_changed(DraftChange())
     controller.plan(view_of())
     assert controller.decided == 1

@@ -12,6 +12,7 @@ from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.controllers import LengthController
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import SequenceState
@@ -112,7 +113,7 @@ def test_a_worse_draft_is_found_out_after_a_swap(prompts: str) -> None:
     machine, controller = Machine(FEW, 0.9, catches_up=True, prompts=reads), GoodputController(4, FEW)
     machine.run(controller, 400)
     machine.alpha = 0.05
-    controller.draft_changed()
+    controller.draft_changed(DraftChange())
     plain = Machine(FEW, 0.05, prompts=reads).run(FixedLength(0), 400)
     assert machine.run(controller, 110) > 0.96 * plain
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.rows import BatchView, Option, RowView, without_named
@@ -176,7 +177,7 @@ def test_another_draft_ends_a_rest() -> None:
     controller = GoodputController(4, COSTS)
     for _ in range(REST):
         step(controller, view(1e-4, names="abc"))
-    controller.draft_changed()
+    controller.draft_changed(DraftChange())
     assert any(NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names="abc")))) for _ in range(HELD))
 
 

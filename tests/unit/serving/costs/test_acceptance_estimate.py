@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 from distillspec.serving.base.acceptance import RowResult, Trial
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.rows import RowView, evidence
 from distillspec.serving.base.tree import DRAFT, NGRAM
@@ -127,13 +128,13 @@ def test_a_judged_draft_is_expected_to_accept_in_proportion(ratio: float) -> Non
         accepted = int((generator.random(3) < 0.5).cumprod().sum())
         estimate.observe([RowResult.chain("a", 3, accepted, accepted + 1)])
     before = estimate.hazards().copy()
-    controller.draft_changed(ratio)
+    controller.draft_changed(DraftChange(acceptance=ratio))
     assert estimate.hazards() == pytest.approx(numpy.minimum(before * ratio, 1.0), abs=0.03)
     assert estimate.chances(["a"])[0, 0, 0] == pytest.approx(min(before[0] * ratio, 1.0), abs=0.06)
     for _ in range(2000):
         estimate.observe([RowResult.chain("a", 3, 0, 1)])
     assert estimate.hazards()[0] < 0.1, "what is seen of the new draft takes over"
-    controller.draft_changed()
+    controller.draft_changed(DraftChange())
     assert estimate.hazards() == pytest.approx(numpy.full(3, estimate.prior))
 
 

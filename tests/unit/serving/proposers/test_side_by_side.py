@@ -11,6 +11,7 @@ import pytest
 from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import slot_attention_in
 from distillspec.serving import Engine, Request, SamplingParams
+from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import BatchView
@@ -52,7 +53,7 @@ class Alternating:
     def observe(self, result: StepResult) -> None:
         self.turn += 1
 
-    def draft_changed(self, acceptance: float | None = None) -> None: ...
+    def draft_changed(self, change: DraftChange) -> None: ...
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ class Hears(FixedLength):
         super().__init__(2)
         self.heard: list[DraftChange] = []
 
-    def member_changed(self, change: DraftChange) -> None:
+    def draft_changed(self, change: DraftChange) -> None:
         self.heard.append(change)
 
 

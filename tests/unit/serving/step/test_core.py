@@ -88,7 +88,7 @@ def test_a_draft_that_leaves_is_learnt_from_before_the_next_one(
 ) -> None:
     engine, events = watched(make_engine, target, draft, look=False)
     engine.step()
-    engine.controller.draft_changed = lambda acceptance=None: events.append("changed")  # type: ignore[method-assign]
+    engine.controller.draft_changed = lambda change: events.append("changed")  # type: ignore[method-assign]
     events.clear()
     engine.use_draft(draft, "again")
     engine.step()
