@@ -95,14 +95,14 @@ def is_joined(row: RowView | Option) -> bool:
     return row.drafted_by_model and row.likely is not None
 
 
-def names_nodes(row: RowView) -> bool:
-    """Return True if any of the row's sources names its nodes."""
+def has_likely_nodes(row: RowView) -> bool:
+    """Return True if any of the row's sources has likely nodes."""
     return row.likely is not None or any(option.likely is not None for option in row.others)
 
 
-def without_named(row: RowView) -> RowView:
-    """Return the row without the sources that name their nodes."""
-    if not names_nodes(row):
+def without_likely(row: RowView) -> RowView:
+    """Return the row without the sources with likely nodes."""
+    if not has_likely_nodes(row):
         return row
     own = [option for option in row.options if option.likely is None]
     if not own:

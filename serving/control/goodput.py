@@ -11,11 +11,11 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.candidates import Candidates
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult, decoding_rows
-from distillspec.serving.base.rows import BatchView, names_nodes, without_named
+from distillspec.serving.base.rows import BatchView, has_likely_nodes, without_likely
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.decision import Decision, matches_of
 from distillspec.serving.control.held_plan import HeldPlan
-from distillspec.serving.control.named_sources import NamedSources
+from distillspec.serving.control.likely_sources import LikelySources
 from distillspec.serving.control.speculation_policy import OPTIMISM_SE, SpeculationPolicy
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.chain_batch import ChainBatch
@@ -69,7 +69,7 @@ class GoodputController:
         own = AcceptanceEstimate(speculation_length, width, **shared)
         self._acceptance = own if acceptance is None else acceptance
         self._steps, self._forgot_at, self._price = 0, 0, 0.0
-        self._held, self._named = HeldPlan(), NamedSources()
+        self._held, self._likely_sources = HeldPlan(), LikelySources()
         self._speculation = SpeculationPolicy()
 
     @property
@@ -95,7 +95,7 @@ class GoodputController:
         return self.speculation_length if self.trees is None else len(self.trees)
 
     def plan(self, view: BatchView) -> Plan:
-        view = self._named.awake(view)
+        view = self._likely_sources.awake(view)
         if (held := self._held_for(view)) is not None:
             return held
         return _plan_of(self._decide_again(view) or self.decide(view))
@@ -108,19 +108,19 @@ class GoodputController:
         same = not (view.prefill_tokens or why.prefill_tokens) and why.holds_for(view.rows, self.speculation_length)
         if why.mode in ("speculating", "hoped"):
             return self._held.plan if same and policy.speculates and not policy.plain_is_due else None
-        named = self._named.used and policy.speculates and any(map(names_nodes, view.rows))
-        if why.mode != "not worth it" or policy.trial_is_due or named:
+        likely = self._likely_sources.used and policy.speculates and any(map(has_likely_nodes, view.rows))
+        if why.mode != "not worth it" or policy.trial_is_due or likely:
             return None
         if same:
             return self._held.plan
         return _plan_of(why.plain_for(view)) if why.stays_plain(view) else None
 
     def _decide_again(self, view: BatchView) -> Decision | None:
-        """Decide by the last price list, where rows have sources that name their nodes."""
+        """Decide by the last price list, where rows have sources with likely nodes."""
         policy, prices = self._speculation, self._held.prices(view, self._steps)
         if prices is None or not policy.speculates or policy.plain_is_due:
             return None
-        return self._decided(view, prices, prices.plan(view.rows), named=True)
+        return self._decided(view, prices, prices.plan(view.rows), likely=True)
 
     def decide(self, view: BatchView) -> Decision:
         """Plan lengths, with reasons, by all steps so far. The same view gives the same decision.
@@ -132,19 +132,19 @@ class GoodputController:
         bounds = bounds_of(view.rows, self.max_time_per_token_s)
         if bounds is not None or self._alike:
             return self._decide_chains(view, bounds)
-        prices, named = self._prices(view, self.trees), self._named.apply(view.rows)
-        if named:
+        prices, likely = self._prices(view, self.trees), self._likely_sources.apply(view.rows)
+        if likely:
             self._held.keep(prices, view.rows, self._steps)
-        if named and self._named.second_is_due(self._steps):
+        if likely and self._likely_sources.second_is_due(self._steps):
             # A draft that is not worth its cost is tried too, if it may be.
             other = prices.with_optimism(OPTIMISM_SE).plan(view.rows, second=True)
             if other.goodput > prices.plain(view.rows).goodput:
-                return self._decided(view, prices, other, named=True, second=True)
-        return self._decided(view, prices, prices.plan(view.rows), named=named)
+                return self._decided(view, prices, other, likely=True, second=True)
+        return self._decided(view, prices, prices.plan(view.rows), likely=likely)
 
     def _decide_chains(self, view: BatchView, bounds: Floats | None) -> Decision:
         """Plan chains of one source for each row: all of one length, or within bounds."""
-        rows = [row.with_option(row.options[0]) for row in map(without_named, view.rows)]
+        rows = [row.with_option(row.options[0]) for row in map(without_likely, view.rows)]
         view = replace(view, rows=tuple(rows))
         prices = self._prices(view, None)
         survival = self.acceptance.of_rows(rows)[:, : self.speculation_length, 0].cumprod(1)
@@ -167,14 +167,14 @@ class GoodputController:
         prices: PriceList,
         best: StepPlan,
         *,
-        named: bool = False,
+        likely: bool = False,
         second: bool = False,
         bounded: tuple[ChainBatch, Floats] | None = None,
     ) -> Decision:
         """Return the decision between the best plan and others.
 
         Args:
-            named: by what plans usually promise, as where sources name their nodes.
+            likely: by what plans usually promise, as where sources have likely nodes.
             second: the plan has rows' second best sources.
             bounded: chains of the rows, and their bounds.
         """
@@ -189,7 +189,7 @@ class GoodputController:
                 mode = "within bounds" if excess <= WITHIN else "bounds out of reach"
                 planned = prices.chains(view.rows, kept.tolist())
         rows = tuple([each.row for each in planned.chosen])
-        promised = self._named.promised_ratio(best, plain, second=second) if named else None
+        promised = self._likely_sources.promised_ratio(best, plain, second=second) if likely else None
         return Decision(
             mode=mode,
             lengths=tuple(planned.depths),
@@ -206,7 +206,7 @@ class GoodputController:
             predicted_best_goodput=best.goodput if promised is None else plain.goodput * promised,
             slo_violation=excess,
             promised_ratio=promised,
-            gain=best.gain if named and not second and any(map(names_nodes, view.rows)) else None,
+            gain=best.gain if likely and not second and any(map(has_likely_nodes, view.rows)) else None,
             prefill_tokens=view.prefill_tokens,
             matches=matches_of(view.rows),
         )
@@ -217,9 +217,9 @@ class GoodputController:
         Steps of one plan are learnt from together: after a pass the processor's caches hold none of this code.
         """
         if self._held.observe(result, self._steps):
-            self._named.decided(result.plan.why, result.view.rows)
+            self._likely_sources.decided(result.plan.why, result.view.rows)
         self._steps += 1
-        self._named.step(len(result.view.rows))
+        self._likely_sources.step(len(result.view.rows))
         self._count(result)
         self._waiting.append(result)
         if self._held.decision(self._steps) is None:
@@ -246,7 +246,7 @@ class GoodputController:
 
     def _learn_from(self, result: StepResult) -> None:
         rows, view, why = decoding_rows(result), result.view, result.plan.why
-        if isinstance(why, Decision) and (self._named.used or any(row.others for row in view.rows)):
+        if isinstance(why, Decision) and (self._likely_sources.used or any(row.others for row in view.rows)):
             view = replace(view, rows=why.rows)
         read = result.prefill_tokens
         prompts_s = self._costs.latency.prompts_s(len(view.rows), read) if read else 0.0  # a table is made for it
@@ -263,7 +263,7 @@ class GoodputController:
         if rows and sure:  # the error of the prediction says whether speculation continues
             speculated = any(row.nodes for row in rows)
             tokens = (sum([row.emitted for row in rows]), why.predicted_tokens) if speculated else None
-            measured_s = self._named.learn(result, why, tokens)
+            measured_s = self._likely_sources.learn(result, why, tokens)
             self._speculation.saw(measured_s, why.predicted_s - prompts_s, prompts_s, tokens)
             # Plain steps are judged too: other rows, or drafts, may be worth speculation.
             self._speculation.judge(why.predicted_plain_goodput, why.predicted_best_goodput)
@@ -289,7 +289,7 @@ class GoodputController:
 
     def _forget_plans(self) -> None:
         self._held.drop()
-        self._named.drop()
+        self._likely_sources.drop()
 
 
 def _plan_of(decision: Decision) -> Plan:

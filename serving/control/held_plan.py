@@ -1,6 +1,6 @@
 """The plan that steps share: planning takes 4 % of a small step, and most plans come out as the one before.
 
-A step takes the plan of the one before it as it is. Nodes that sources name change with every step, so where there are
+A step takes the plan of the one before it as it is. Likely nodes of sources change with every step, so where there are
 any, steps share the price list alone.
 """
 
@@ -91,14 +91,14 @@ class HeldPlan:
 
     def keep(self, prices: PriceList, rows: Sequence[RowView], step: int) -> None:
         """Keep a list made at the step of this number for those after it."""
-        self._prices = prices, _names(rows), step
+        self._prices = prices, _sequence_ids(rows), step
 
     def prices(self, view: BatchView, step: int) -> PriceList | None:
         """Return the list of an earlier step that is good for this one too. No list is that counts prompt tokens."""
         if self._prices is None or view.prefill_tokens:
             return None
         prices, names, made = self._prices
-        good = made < step < made + HELD and not prices.costs.prefill_tokens and names == _names(view.rows)
+        good = made < step < made + HELD and not prices.costs.prefill_tokens and names == _sequence_ids(view.rows)
         return prices if good else None
 
     def _renew(self, decision: Decision, step: int) -> None:
@@ -119,5 +119,5 @@ def _renewed(held: int, decision: Decision, before: Decision | None) -> int:
     return min(2 * held, MOST_HELD)
 
 
-def _names(rows: Sequence[RowView]) -> list[str]:
+def _sequence_ids(rows: Sequence[RowView]) -> list[str]:
     return [row.sequence_id for row in rows]

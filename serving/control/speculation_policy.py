@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distillspec.serving.base.catch_up import ALONG
-from distillspec.serving.base.rows import RowView, names_nodes
+from distillspec.serving.base.rows import RowView, has_likely_nodes
 from distillspec.serving.control.decision import FEWER, Mode
 from distillspec.serving.costs.measured_gain import MeasuredGain
 from distillspec.serving.costs.step_work import catch_up_s
@@ -57,19 +57,19 @@ class SpeculationPolicy(MeasuredGain):
             best, plain: the plan that is expected to give most, and the one without drafted tokens.
             explores: a plan that speculates should draft more than the best one, if that costs little.
         """
-        named = any(map(names_nodes, rows))
+        likely = any(map(has_likely_nodes, rows))
         if not any(row.limit or row.others for row in rows):
             return "nothing to draft for", plain
         pays = best.nodes > 0 and best.goodput > plain.goodput
         if self.speculates and pays:
             if self.plain_is_due:
                 return "measuring plain", plain
-            longer = _longer(rows, prices, best) if explores and not named else None
+            longer = _longer(rows, prices, best) if explores and not likely else None
             return ("speculating", best) if longer is None else ("exploring", longer)
-        if named and not pays:
+        if likely and not pays:
             return "not worth it", plain
         if self.trial_is_due:
-            tried = best if named else prices.chains(rows, [TRY_LENGTH] * len(rows))
+            tried = best if likely else prices.chains(rows, [TRY_LENGTH] * len(rows))
             if tried.nodes and self._affords(tried, plain, prices):
                 return "trial", tried
         optimistic = self._optimistic_chains(rows, prices) if self.speculates else plain

@@ -194,7 +194,7 @@ class AcceptanceEstimate:
         return hazards
 
     def learn(self, rows: Sequence[RowResult], views: Sequence[RowView]) -> None:
-        """Count the trials of a step's rows, but for those of sources that name their nodes with chances of their own.
+        """Count the trials of a step's rows, but for those of sources with likely nodes with chances of their own.
 
         Args:
             views: as rows were planned for.

@@ -18,7 +18,7 @@ class Offer(NamedTuple):
     shape: TreeShape = NO_TREE  # of the source's own tree
     tokens: float = 0.0  # expected to be accepted
     value: float = 0.0  # tokens, less the cost at the price
-    gain: float = 0.0  # tokens by which named nodes are worth more than the best without them
+    gain: float = 0.0  # tokens by which likely nodes are worth more than the best without them
 
     @classmethod
     def nothing(cls, row: RowView) -> Offer:
@@ -75,7 +75,7 @@ class StepPlan(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """Tokens by which named nodes are worth more than the best without them, as a share of all tokens."""
+        """Tokens by which likely nodes are worth more than the best without them, as a share of all tokens."""
         return sum([each.gain for each in self.chosen]) / max(1.0, self.expected.tokens)
 
 
@@ -87,11 +87,11 @@ def choose(row: RowView, offers: Sequence[Offer], without: Collection[str] = (),
         without: drafts that do not run.
     """
     found = [offer for offer in offers if not (offer.row.drafted_by_model and offer.row.source in without)]
-    unnamed = max([0.0, *[offer.value for offer in found if offer.row.likely is None]])
+    without_likely = max([0.0, *[offer.value for offer in found if offer.row.likely is None]])
     place = int(second and len(found) > 1)
     if not found or (found[place].value <= 0 and not second):
         return Offer.nothing(row)
-    return found[place]._replace(gain=max(0.0, found[place].value - unnamed))
+    return found[place]._replace(gain=max(0.0, found[place].value - without_likely))
 
 
 def by_source(nodes: Iterable[tuple[str, int]]) -> Counter[str]:

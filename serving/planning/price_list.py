@@ -1,7 +1,7 @@
 """Steps planned at a price of a second in tokens, row by row.
 
 A node, or a pass of a draft, pays where the tokens expected of it exceed its cost at the price. The best price is the
-goodput that it leads to (Dinkelbach 1967). It changes slowly, while the nodes that sources name change with every step:
+goodput that it leads to (Dinkelbach 1967). It changes slowly, while the likely nodes of sources change with every step:
 so a price may be kept for some steps, and each of them is planned for in microseconds a row.
 
 Each source's trees are grown for all rows of a step together. To choose among sources, a row is charged its share.
@@ -160,9 +160,11 @@ class PriceList:
         return explored
 
     def _offers(self, row: RowView) -> list[Offer]:
-        """Return what may be drafted for a row, best first: one source's tokens, or a draft's behind named nodes."""
+        """Return what may be drafted for a row, best first: one source's tokens, or a draft's behind likely nodes."""
         able = [option for option in row.options if option.limit]
-        alone = [self._named(row, option) if _names(option) else self._tree(row, option) for option in able]
+        alone = [
+            self._likely_offer(row, option) if _has_likely_nodes(option) else self._tree(row, option) for option in able
+        ]
         offers = [offer for offer in alone if offer is not None]
         for first in [offer for offer in offers if offer.row.likely is not None]:
             joined = [option._replace(likely=first.row.likely) for option in able if option.drafted_by_model]
@@ -174,8 +176,8 @@ class PriceList:
             ]
         return sorted(offers, key=lambda offer: -offer.value)
 
-    def _named(self, row: RowView, option: Option) -> Offer | None:
-        """Return the nodes that a source names and that pay, each by itself, None without any."""
+    def _likely_offer(self, row: RowView, option: Option) -> Offer | None:
+        """Return a source's likely nodes that pay, each by itself, None without any."""
         likely, least = option.likely, self.price * self.node_s
         count = 0 if likely is None else sum([chance > least for chance in likely.chances])
         if likely is None or not count:
@@ -212,9 +214,11 @@ class PriceList:
         self._drafted.update(zip(map(_key, rows, options), self._grown(rows, options, every), strict=True))
 
     def _likely(self, row: RowView) -> LikelyNodes | None:
-        """Return the named nodes that a draft's tree would be behind."""
-        named = [self._named(row, option) for option in row.options if option.limit and _names(option)]
-        return next((offer.row.likely for offer in named if offer is not None), None)
+        """Return the likely nodes that a draft's tree would be behind."""
+        offers = [
+            self._likely_offer(row, option) for option in row.options if option.limit and _has_likely_nodes(option)
+        ]
+        return next((offer.row.likely for offer in offers if offer is not None), None)
 
     def _grown(self, rows: Sequence[RowView], options: Sequence[Option], every: int) -> tuple[Drafted, ...]:
         """Return the best trees of one source for some rows, as if it drafted alike for `every` row that it can."""
@@ -245,8 +249,8 @@ def _is_like(option: Option, other: Option) -> bool:
     return option.limit > 0 and option.source == other.source and option.drafted_by_model == other.drafted_by_model
 
 
-def _names(option: Option) -> bool:
-    """Return True for a source that names its nodes."""
+def _has_likely_nodes(option: Option) -> bool:
+    """Return True for a source with likely nodes."""
     return option.likely is not None and not option.drafted_by_model
 
 

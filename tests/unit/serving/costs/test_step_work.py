@@ -23,7 +23,7 @@ def test_rows_of_chains_have_no_levels_of_their_own() -> None:
 
 
 def test_a_draft_reads_its_tree_level_by_level() -> None:
-    """Behind named nodes the last tree is the draft's. A draft that was to draft and did not has read on."""
+    """Behind likely nodes the last tree is the draft's. A draft that was to draft and did not has read on."""
     rows = (RowView("a", 50, 4, unread_tokens=1), RowView("b", 60, 4, unread_tokens=900, drafts_block=True))
     plans = (
         RowPlan("a", (PlannedTree(NGRAM, TreeShape.full((1,))), PlannedTree("draft", WIDE))),

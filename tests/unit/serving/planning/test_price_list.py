@@ -171,7 +171,7 @@ def test_the_gain_of_named_nodes_is_over_the_best_without_them() -> None:
 
 
 def test_a_row_has_no_more_nodes_than_the_engine_reserves_places_for() -> None:
-    """A tree's, or those of a chain behind the named nodes."""
+    """A tree's, or those of a chain behind the likely nodes."""
     free = LatencyModel(CostTable.line(0.0, 1e-9, 3e-2), CostTable.line(0.0, 1e-9, 1e-9), draft_free_s=0.0)
     trees = candidates((2, 2, 2, 2), 8)
     for nodes in (SURE.first(1), SURE):  # the tree behind one node is not taken behind four

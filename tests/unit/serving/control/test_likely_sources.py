@@ -11,12 +11,12 @@ from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult
-from distillspec.serving.base.rows import BatchView, Option, RowView, without_named
+from distillspec.serving.base.rows import BatchView, Option, RowView, without_likely
 from distillspec.serving.base.tree import DRAFT, NGRAM
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.held_plan import HELD, HeldPlan
-from distillspec.serving.control.named_rest import REST
-from distillspec.serving.control.named_sources import SECOND_EVERY, NamedSources
+from distillspec.serving.control.likely_sources import SECOND_EVERY, LikelySources
+from distillspec.serving.control.likely_sources_rest import REST
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
@@ -52,9 +52,9 @@ def halved(plan: RowPlan) -> RowResult:
 
 
 def kept(plan: RowPlan) -> RowResult:
-    """Return what a row gives whose named nodes are all accepted, and half of a draft's levels."""
-    named = sum(tree.shape.depth for tree in plan.trees if tree.source == NGRAM)
-    return halved(plan)._replace(accepted=named, emitted=1 + named) if named else halved(plan)
+    """Return what a row gives whose likely nodes are all accepted, and half of a draft's levels."""
+    likely = sum(tree.shape.depth for tree in plan.trees if tree.source == NGRAM)
+    return halved(plan)._replace(accepted=likely, emitted=1 + likely) if likely else halved(plan)
 
 
 def nodes_of(result: StepResult) -> list[tuple[str, int]]:
@@ -70,7 +70,7 @@ def test_each_step_follows_its_own_nodes_while_the_list_holds() -> None:
 
 def test_a_request_may_bound_its_time_beside_others() -> None:
     controller = GoodputController(4, COSTS, max_time_per_token_s=1.0)
-    assert step(controller, view(0.9, 0.8)).plan.rows[0].trees, "planned by length, as without named nodes"
+    assert step(controller, view(0.9, 0.8)).plan.rows[0].trees, "planned by length, as without likely nodes"
 
 
 def test_speculation_goes_on_where_one_step_has_nothing_worth_drafting() -> None:
@@ -131,12 +131,12 @@ def test_sources_must_bring_more_than_planning_with_them_takes(planning_s: float
 
 
 def test_steps_count_without_planning_but_where_each_is_planned_for() -> None:
-    steps, seen = NamedSources(), view(0.9, names="abc")
+    steps, seen = LikelySources(), view(0.9, names="abc")
     why = GoodputController(4, COSTS).decide(seen)
     result = StepResult((), seen, Plan(()), 0, 0.0, 0.02, 0.03, planning_s=0.004)
     assert steps.learn(result, why, (2, 2.0)) == pytest.approx(0.03)
     assert steps.learn(result, why, None) == pytest.approx(0.026)
-    alone = replace(result, view=BatchView(tuple(map(without_named, view(0.9).rows))))
+    alone = replace(result, view=BatchView(tuple(map(without_likely, view(0.9).rows))))
     assert steps.learn(alone, why, None) == pytest.approx(0.026), "one that measures plain decoding is planned for"
     assert steps.learn(alone, why, (2, 2.0)) == pytest.approx(0.026), "and most that speculate take a plan as it is"
 
@@ -144,7 +144,7 @@ def test_steps_count_without_planning_but_where_each_is_planned_for() -> None:
 @pytest.mark.parametrize(("planning_s", "rests"), [(4e-4, False), (2e-2, True)])
 def test_planning_of_plain_steps_counts_too(planning_s: float, rests: bool) -> None:
     """Where no speculation pays all steps are plain, and planning them costs as much."""
-    steps, seen = NamedSources(), view(0.9, names="abc")
+    steps, seen = LikelySources(), view(0.9, names="abc")
     why = GoodputController(4, COSTS).decide(seen)
     steps.learn(StepResult((), seen, Plan(()), 0, 0.0, 0.02, 0.03, planning_s=planning_s), why, None)
     for _ in range(300):
@@ -152,10 +152,10 @@ def test_planning_of_plain_steps_counts_too(planning_s: float, rests: bool) -> N
     assert (steps.awake(seen) is not seen) is rests
 
 
-def test_a_plain_plan_holds_while_no_row_names_nodes() -> None:
+def test_a_plain_plan_holds_while_no_row_has_likely_nodes() -> None:
     dear = LatencyModel(CostTable.line(0.0, 3e-2, 1e-3), CostTable.line(0.0, 1e-2, 1e-2), draft_free_s=1e-4)
     controller, seen = GoodputController(4, dear), view(0.2, 0.1, names="abc")
-    quiet = BatchView(tuple(map(without_named, seen.rows)))
+    quiet = BatchView(tuple(map(without_likely, seen.rows)))
     while step(controller, seen).plan.why.mode != "not worth it":
         pass
     first, second, third = (step(controller, quiet).plan.why for _ in range(3))
@@ -182,7 +182,7 @@ def test_another_draft_ends_a_rest() -> None:
 
 
 def test_second_best_sources_are_due_once_in_so_many_steps_however_often_it_is_asked() -> None:
-    sources = NamedSources()
+    sources = LikelySources()
     asked = [[sources.second_is_due(step) for _ in range(2)] for step in range(3 * SECOND_EVERY)]
     assert all(first == again for first, again in asked)
     assert [step for step, (due, _) in enumerate(asked) if due] == [n * SECOND_EVERY - 1 for n in (1, 2, 3)]

@@ -1,4 +1,4 @@
-"""Sources that name their nodes: what they bring and cost, and when they are left out."""
+"""Sources with likely nodes: what they bring and cost, and when they are left out."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from distillspec.serving.base.likely import FEW_ROWS
 from distillspec.serving.base.plans import StepResult
-from distillspec.serving.base.rows import BatchView, RowView, names_nodes, without_named
+from distillspec.serving.base.rows import BatchView, RowView, has_likely_nodes, without_likely
 from distillspec.serving.control.decision import Decision
-from distillspec.serving.control.named_rest import NamedRest
+from distillspec.serving.control.likely_sources_rest import LikelySourcesRest
 from distillspec.serving.planning.offers import StepPlan
 
 # What is never tried is not known: after so many steps rows take the second best of their sources for one.
@@ -17,8 +17,8 @@ SECOND_EVERY = 64
 PROMISE_WEIGHT = 0.05  # of a step in the running mean of what plans promise
 
 
-class NamedSources:
-    """Follows what sources that name their nodes promise, bring and cost. They rest where they do not pay.
+class LikelySources:
+    """Follows what sources with likely nodes promise, bring and cost. They rest where they do not pay.
 
     Attributes:
         used: rows have had such sources.
@@ -31,7 +31,7 @@ class NamedSources:
         # running mean. It is a ratio, which says something of other numbers of rows too. 0: nothing was planned.
         self._promised_ratio = 0.0
         # A token costs more beside many rows, and a plan takes less of a step.
-        self._rest_of_few, self._rest_of_many = NamedRest(), NamedRest()
+        self._rest_of_few, self._rest_of_many = LikelySourcesRest(), LikelySourcesRest()
 
     def drop(self) -> None:
         """Forget what plans promise, and end a rest: the draft, or the costs, are others."""
@@ -40,14 +40,14 @@ class NamedSources:
         self._rest_of_many.drop()
 
     def awake(self, view: BatchView) -> BatchView:
-        """Return the view, without the sources that name their nodes while they rest."""
+        """Return the view, without the sources with likely nodes while they rest."""
         if not self._rest(len(view.rows)).rests:
             return view
-        return replace(view, rows=tuple(map(without_named, view.rows)))
+        return replace(view, rows=tuple(map(without_likely, view.rows)))
 
     def apply(self, rows: Sequence[RowView]) -> bool:
-        """Return True from the first step on in which a source names its nodes."""
-        return self.used or any(map(names_nodes, rows))
+        """Return True from the first step on in which a source has likely nodes."""
+        return self.used or any(map(has_likely_nodes, rows))
 
     def second_is_due(self, step: int) -> bool:
         """Return True where rows are to try their second best source: not in the first step that asks."""
@@ -79,7 +79,7 @@ class NamedSources:
             return
         rest = self._rest(len(rows))
         self._promised_ratio = why.promised_ratio
-        self.used = self.used or (not rest.rests and any(map(names_nodes, rows)))
+        self.used = self.used or (not rest.rests and any(map(has_likely_nodes, rows)))
         if why.gain is not None:
             self.used = rest.weigh(why.gain)
 
@@ -88,28 +88,28 @@ class NamedSources:
         self._rest(rows).step()
 
     def learn(self, result: StepResult, why: Decision, tokens: tuple[int, float] | None) -> float:
-        """Learn what planning takes where sources name their nodes. Return the seconds that a step counts for.
+        """Learn what planning takes where sources have likely nodes. Return the seconds that a step counts for.
 
         Those are without planning, since one plan holds for many steps, and a step that measures plain decoding is
-        always planned for. Only where sources name their nodes is each step that speculates planned for too.
+        always planned for. Only where sources have likely nodes is each step that speculates planned for too.
 
         Args:
             tokens: written and expected ones of a step that speculated, None for a plain one.
         """
         rows, seconds = result.view.rows, result.total_s - result.readings_s
-        rest, named = self._rest(len(rows)), any(map(names_nodes, rows))
+        rest, likely = self._rest(len(rows)), any(map(has_likely_nodes, rows))
         tells = seconds > 0 and not result.prefill_tokens  # what planning takes
-        if tells and named and not rest.rests:
+        if tells and likely and not rest.rests:
             rest.planned(result.planning_s / seconds)
         if tokens is None:
             return seconds - result.planning_s
-        rest.wrote(tokens[1], tokens[0], named=any(row.likely is not None for row in why.rows))
+        rest.wrote(tokens[1], tokens[0], likely=any(row.likely is not None for row in why.rows))
         outside_s = seconds - result.target_s - result.draft_s
         if tells and rest.rests:
             rest.rested(outside_s)
-        elif tells and named:
+        elif tells and likely:
             rest.took(outside_s, seconds)
-        return seconds if named else seconds - result.planning_s
+        return seconds if likely else seconds - result.planning_s
 
-    def _rest(self, rows: int) -> NamedRest:
+    def _rest(self, rows: int) -> LikelySourcesRest:
         return self._rest_of_few if rows <= FEW_ROWS else self._rest_of_many

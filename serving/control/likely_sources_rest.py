@@ -1,4 +1,4 @@
-"""When sources that name their nodes rest: naming and planning with them take a share of a step."""
+"""When sources with likely nodes rest: to find and plan these nodes takes a share of a step."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from distillspec.serving.base.backoff import Backoff
 # running mean, too, from twice that share on.
 PAYS, SHARE, GAIN = 0.02, 0.05, 0.02
 REST, MOST_REST = 64, 1024
-# The best of several estimates is the most optimistic one. So a gain is corrected by what steps with named nodes wrote
+# The best of several estimates is the most optimistic one. So a gain is corrected by what steps with likely nodes wrote
 # of the tokens that were expected, over what the others did. Both means forget, and start from so many tokens.
 FORGET, SURE = 1 / 512, 64.0
 
 
-class NamedRest:
+class LikelySourcesRest:
     """Weighs what the sources bring against what they cost, for batches of like numbers of rows."""
 
     def __init__(self) -> None:
-        self._share: float | None = None  # of a step, for naming nodes and planning
+        self._share: float | None = None  # of a step, to find nodes and to plan
         self._awake_s: float | None = None  # seconds outside of passes, of steps whose sources may draft
         self._resting_s: float | None = None  # and of others
         self._step_s = 0.0
@@ -28,7 +28,7 @@ class NamedRest:
         """Forget the gain, and end a rest: the draft, or the costs, are others."""
         self._gain: float | None = None  # of goodput, by the sources
         self._rest = Backoff(REST, MOST_REST)
-        self._expected, self._written = [SURE, SURE], [SURE, SURE]  # tokens of steps without named nodes, and with
+        self._expected, self._written = [SURE, SURE], [SURE, SURE]  # tokens of steps without likely nodes, and with
 
     @property
     def rests(self) -> bool:
@@ -39,10 +39,10 @@ class NamedRest:
         """Count a step."""
         self._rest.step()
 
-    def wrote(self, expected: float, written: float, *, named: bool) -> None:
-        """Learn from the tokens of a speculating step, with named nodes or without."""
+    def wrote(self, expected: float, written: float, *, likely: bool) -> None:
+        """Learn from the tokens of a speculating step, with likely nodes or without."""
         for tokens, new in ((self._expected, expected), (self._written, written)):
-            tokens[named] += new - FORGET * tokens[named]
+            tokens[likely] += new - FORGET * tokens[likely]
 
     def planned(self, share: float) -> None:
         """Learn the share that planning took of a step in which the sources could draft."""
@@ -69,8 +69,8 @@ class NamedRest:
     def weigh(self, gain: float) -> bool:
         """Learn the sources' expected gain of goodput in a plan. Return False where they rest from now on."""
         if gain:
-            others, named = [own / of for own, of in zip(self._written, self._expected, strict=True)]
-            gain = (1 + gain) * named / others - 1
+            others, likely = [own / of for own, of in zip(self._written, self._expected, strict=True)]
+            gain = (1 + gain) * likely / others - 1
         least = max(PAYS, self.share)
         before = 2 * least if self._gain is None else self._gain
         self._gain = before + GAIN * (gain - before)
