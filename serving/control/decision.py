@@ -13,6 +13,7 @@ from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.step_costs import StepCosts
 from distillspec.serving.planning.offers import Offer
 
+# The words that operators see. "hoped": chains that pay by an optimistic acceptance.
 Speculating = Literal["speculating", "exploring", "hoped", "trial", "within bounds", "bounds out of reach"]
 Mode = Literal[Speculating, "not worth it", "measuring plain", "nothing to draft for"]
 
@@ -42,6 +43,30 @@ class Decision:
     prefill_tokens: int = 0  # read in the step whatever is drafted
     matches: Mapping[str, int] = field(default_factory=dict)  # see `matches_of`
     first: Decision | None = field(default=None, repr=False)  # that this one repeats for other rows
+
+    @property
+    def is_best(self) -> bool:
+        """True for the plan that is expected to give most, if it speculates."""
+        return self.mode == "speculating"
+
+    @property
+    def is_optimistic(self) -> bool:
+        """True for a plan that pays by an optimistic acceptance alone."""
+        return self.mode == "hoped"
+
+    @property
+    def is_trial(self) -> bool:
+        return self.mode == "trial"
+
+    @property
+    def is_plain(self) -> bool:
+        """True for plain decoding, because speculation is not worth it."""
+        return self.mode == "not worth it"
+
+    @property
+    def may_be_reused(self) -> bool:
+        """True for a plan that speculates and is good for other steps: it measures, tries and bounds nothing."""
+        return self.is_best or self.is_optimistic
 
     @property
     def origin(self) -> Decision:

@@ -14,8 +14,8 @@ from distillspec.serving.base.plans import Plan, RowPlan, StepResult, decoding_r
 from distillspec.serving.base.rows import BatchView, has_likely_nodes, without_likely
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.decision import Decision, matches_of
-from distillspec.serving.control.held_plan import HeldPlan
 from distillspec.serving.control.likely_sources import LikelySources
+from distillspec.serving.control.reused_plan import ReusedPlan
 from distillspec.serving.control.speculation_policy import OPTIMISM_SE, SpeculationPolicy
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.chain_batch import ChainBatch
@@ -69,7 +69,8 @@ class GoodputController:
         own = AcceptanceEstimate(speculation_length, width, **shared)
         self._acceptance = own if acceptance is None else acceptance
         self._steps, self._forgot_at, self._price = 0, 0, 0.0
-        self._held, self._likely_sources = HeldPlan(), LikelySources()
+        self._reused = ReusedPlan()
+        self._likely_sources = LikelySources()
         self._speculation = SpeculationPolicy()
 
     @property
@@ -96,28 +97,28 @@ class GoodputController:
 
     def plan(self, view: BatchView) -> Plan:
         view = self._likely_sources.awake(view)
-        if (held := self._held_for(view)) is not None:
-            return held
+        if (reused := self._reused_for(view)) is not None:
+            return reused
         return _plan_of(self._decide_again(view) or self.decide(view))
 
-    def _held_for(self, view: BatchView) -> Plan | None:
+    def _reused_for(self, view: BatchView) -> Plan | None:
         """Return the last step's plan if it is good for this one too."""
-        why, policy = self._held.decision(self._steps), self._speculation
+        why, policy = self._reused.decision(self._steps), self._speculation
         if why is None or self.max_time_per_token_s is not None:
             return None
         same = not (view.prefill_tokens or why.prefill_tokens) and why.holds_for(view.rows, self.speculation_length)
-        if why.mode in ("speculating", "hoped"):
-            return self._held.plan if same and policy.speculates and not policy.plain_is_due else None
+        if why.may_be_reused:
+            return self._reused.plan if same and policy.speculates and not policy.plain_is_due else None
         likely = self._likely_sources.used and policy.speculates and any(map(has_likely_nodes, view.rows))
-        if why.mode != "not worth it" or policy.trial_is_due or likely:
+        if not why.is_plain or policy.trial_is_due or likely:
             return None
         if same:
-            return self._held.plan
+            return self._reused.plan
         return _plan_of(why.plain_for(view)) if why.stays_plain(view) else None
 
     def _decide_again(self, view: BatchView) -> Decision | None:
         """Decide by the last price list, where rows have sources with likely nodes."""
-        policy, prices = self._speculation, self._held.prices(view, self._steps)
+        policy, prices = self._speculation, self._reused.prices(view, self._steps)
         if prices is None or not policy.speculates or policy.plain_is_due:
             return None
         return self._decided(view, prices, prices.plan(view.rows), likely=True)
@@ -134,7 +135,7 @@ class GoodputController:
             return self._decide_chains(view, bounds)
         prices, likely = self._prices(view, self.trees), self._likely_sources.apply(view.rows)
         if likely:
-            self._held.keep(prices, view.rows, self._steps)
+            self._reused.keep(prices, view.rows, self._steps)
         if likely and self._likely_sources.second_is_due(self._steps):
             # A draft that is not worth its cost is tried too, if it may be.
             other = prices.with_optimism(OPTIMISM_SE).plan(view.rows, second=True)
@@ -158,7 +159,7 @@ class GoodputController:
 
     def _prices(self, view: BatchView, trees: Candidates | None) -> PriceList:
         own = (view.rows, self.speculation_length, self.acceptance, self.latency)
-        before, prefill_tokens = self._held.drafted(view.rows), view.prefill_tokens
+        before, prefill_tokens = self._reused.drafted(view.rows), view.prefill_tokens
         return PriceList(*own, trees=trees, price=self._price, prefill_tokens=prefill_tokens, before=before)
 
     def _decided(
@@ -179,7 +180,7 @@ class GoodputController:
             bounded: chains of the rows, and their bounds.
         """
         plain, policy, latency = prices.plain(view.rows), self.speculation, self.latency
-        mode, planned = policy.choose(view.rows, prices, best, plain, self._held.explores)
+        mode, planned = policy.choose(view.rows, prices, best, plain, self._reused.explores)
         excess: float | None = None
         further_s = latency.prompts_s(len(view.rows), view.prefill_tokens)
         if bounded is not None:
@@ -216,13 +217,13 @@ class GoodputController:
 
         Steps of one plan are learnt from together: after a pass the processor's caches hold none of this code.
         """
-        if self._held.observe(result, self._steps):
+        if self._reused.observe(result, self._steps):
             self._likely_sources.decided(result.plan.why, result.view.rows)
         self._steps += 1
         self._likely_sources.step(len(result.view.rows))
         self._count(result)
         self._waiting.append(result)
-        if self._held.decision(self._steps) is None:
+        if self._reused.decision(self._steps) is None:
             self._learn()
 
     def _count(self, result: StepResult) -> None:
@@ -230,7 +231,7 @@ class GoodputController:
         if not (rows := decoding_rows(result)):
             return
         why, speculated = result.plan.why, any(row.nodes for row in rows)
-        trial = speculated and isinstance(why, Decision) and why.mode == "trial"
+        trial = speculated and isinstance(why, Decision) and why.is_trial
         self._speculation.step_passed(
             len(rows), speculated, catch_up_s(self.latency, why.rows, why.lengths) if trial else None
         )
@@ -288,7 +289,7 @@ class GoodputController:
         self._forget_plans()
 
     def _forget_plans(self) -> None:
-        self._held.drop()
+        self._reused.drop()
         self._likely_sources.drop()
 
 

@@ -14,9 +14,9 @@ from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.rows import BatchView, Option, RowView, without_likely
 from distillspec.serving.base.tree import DRAFT, NGRAM
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.held_plan import HELD, HeldPlan
 from distillspec.serving.control.likely_sources import SECOND_EVERY, LikelySources
 from distillspec.serving.control.likely_sources_rest import REST
+from distillspec.serving.control.reused_plan import HOLD_STEPS, ReusedPlan
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
@@ -63,7 +63,7 @@ def nodes_of(result: StepResult) -> list[tuple[str, int]]:
 
 def test_each_step_follows_its_own_nodes_while_the_list_holds() -> None:
     controller = GoodputController(4, COSTS)
-    for turn in range(HELD - 1):
+    for turn in range(HOLD_STEPS - 1):
         chances = (0.9, 0.8, 0.7)[: 1 + turn % 3]
         assert nodes_of(step(controller, view(*chances)))[0] == (NGRAM, len(chances))
 
@@ -170,7 +170,7 @@ def test_few_rows_and_many_rest_apart(earned: str, other: str) -> None:
     for _ in range(REST):
         step(controller, view(1e-4, names=earned))
     assert NGRAM not in dict(nodes_of(step(controller, view(0.9, 0.8, names=earned))))
-    assert any(NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names=other)))) for _ in range(HELD))
+    assert any(NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names=other)))) for _ in range(HOLD_STEPS))
 
 
 def test_another_draft_ends_a_rest() -> None:
@@ -178,7 +178,7 @@ def test_another_draft_ends_a_rest() -> None:
     for _ in range(REST):
         step(controller, view(1e-4, names="abc"))
     controller.draft_changed(DraftChange())
-    assert any(NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names="abc")))) for _ in range(HELD))
+    assert any(NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names="abc")))) for _ in range(HOLD_STEPS))
 
 
 def test_second_best_sources_are_due_once_in_so_many_steps_however_often_it_is_asked() -> None:
@@ -197,11 +197,11 @@ def test_a_decision_is_learnt_from_once_and_by_its_steps_alone() -> None:
 
 
 def test_a_list_holds_for_the_same_rows_and_for_so_many_steps() -> None:
-    held, rows = HeldPlan(), view(0.9).rows
+    held, rows = ReusedPlan(), view(0.9).rows
     prices, reading = (PriceList(rows, 4, AcceptanceEstimate(4), COSTS, prefill_tokens=count) for count in (0, 5))
     held.keep(prices, rows, 10)
     steps = [step for step in range(30) if held.prices(view(0.5), step) is prices]
-    assert steps == list(range(11, 10 + HELD)), "not for the step that it was made for"
+    assert steps == list(range(11, 10 + HOLD_STEPS)), "not for the step that it was made for"
     assert held.prices(view(0.5, names="b"), 11) is None
     assert held.prices(replace(view(0.5), prefill_tokens=5), 11) is None
     held.keep(reading, rows, 10)

@@ -1,4 +1,4 @@
-"""The plan that steps share: planning takes 4 % of a small step, and most plans come out as the one before.
+"""The plan that steps reuse: planning takes 4 % of a small step, and most plans come out as the one before.
 
 A step takes the plan of the one before it as it is. Likely nodes of sources change with every step, so where there are
 any, steps share the price list alone.
@@ -15,7 +15,7 @@ from distillspec.serving.control.decision import Decision, sources_of
 from distillspec.serving.planning.offers import Offer, by_source
 from distillspec.serving.planning.price_list import PriceList
 
-HELD, MOST_HELD = 8, 32  # steps that one plan holds for: at first, and after plans that were all alike
+HOLD_STEPS, MOST_HOLD_STEPS = 8, 32  # that one plan is used for: at first, and after plans that were all alike
 # Costs of passes larger than those that are run are never corrected, and late positions seldom tried. So the first plan
 # after so many speculating steps drafts a token more a row.
 EXPLORE_EVERY = 20
@@ -23,11 +23,11 @@ EXPLORE_EVERY = 20
 OPTIMISTIC_PLAN_STEPS = 4
 
 
-class HeldPlan:
-    """The last step's plan and price list, and the steps up to which others take them too.
+class ReusedPlan:
+    """The last step's plan and price list, and the step up to which others reuse them.
 
     A plan that comes out as the one before holds twice as long as that one, up to a bound. So does one that drafts
-    nothing beside the same rows. A price list holds `HELD` steps, until rows come or go.
+    nothing beside the same rows. A price list holds `HOLD_STEPS` steps, until rows come or go.
 
     Attributes:
         plan: None: the next step is planned for.
@@ -35,16 +35,16 @@ class HeldPlan:
 
     def __init__(self) -> None:
         self.drop()
-        self._until = 0
+        self._until_step = 0
 
     def drop(self) -> None:
         """Forget the plan and those before: the draft, or the costs, are others."""
         self.plan: Plan | None = None
-        self._before: Decision | None = None  # the last one that speculated
-        self._displaced: Decision | None = None  # by that of `plan`
+        self._last_best: Decision | None = None  # that took the best plan, and speculated
+        self._replaced: Decision | None = None  # by that of `plan`
         self._prices: tuple[PriceList, list[str], int] | None = None  # with the rows and the step it was made for
-        self._plain: Decision | None = None  # the last one, if it drafted nothing
-        self._held = self._plain_held = HELD
+        self._last_plain: Decision | None = None  # the last one, if it drafted nothing
+        self._hold_steps = self._plain_hold_steps = HOLD_STEPS
         self._unexplored = 0  # speculating steps since the last one that explored
 
     @property
@@ -55,38 +55,38 @@ class HeldPlan:
     def observe(self, result: StepResult, step: int) -> bool:
         """Note the step of this number. A plan that speculates holds on if no prompts were read in it.
 
-        Where a step is planned for before the one before it has ended, two plans are made in a row, and the first one's
-        further steps end after the second one has displaced it.
+        On a GPU a step is planned before the previous one is observed. Results of a decision that was already replaced
+        are ignored.
 
         Returns:
             True for the first step of a decision.
         """
-        before = None if self.plan is None else self.plan.why.origin
+        current = None if self.plan is None else self.plan.why.origin
         if not isinstance(why := result.plan.why, Decision):
             self.plan = None
             return False
-        self._unexplored = 0 if why.mode == "exploring" else self._unexplored + (why.mode == "speculating")
-        ends = result.prefill_tokens > 0 and why.mode != "not worth it"
-        if why.origin is self._displaced and not ends:
+        self._unexplored = 0 if why.mode == "exploring" else self._unexplored + why.is_best
+        ends = result.prefill_tokens > 0 and not why.is_plain
+        if why.origin is self._replaced and not ends:
             return False
         self.plan = None if ends else result.plan
-        if why.origin is before:
+        if why.origin is current:
             return False
-        self._displaced = before
+        self._replaced = current
         self._renew(why, step)
         return True
 
     def decision(self, step: int) -> Decision | None:
         """Return the decision that holds for the step of this number, None where it is to be planned for."""
-        why: Decision | None = None if self.plan is None or step >= self._until else self.plan.why
+        why: Decision | None = None if self.plan is None or step >= self._until_step else self.plan.why
         return why
 
     def drafted(self, rows: Sequence[RowView]) -> Counter[str] | None:
         """Return the nodes of each source in the last plan that speculated, None if it was not for these rows."""
-        before = self._before
-        if before is None or sources_of(before.rows) != sources_of(rows):
+        last = self._last_best
+        if last is None or sources_of(last.rows) != sources_of(rows):
             return None
-        chosen = zip(before.rows, before.shapes, strict=True)
+        chosen = zip(last.rows, last.shapes, strict=True)
         return by_source([(row.source, Offer(row, shape).nodes) for row, shape in chosen])
 
     def keep(self, prices: PriceList, rows: Sequence[RowView], step: int) -> None:
@@ -98,25 +98,26 @@ class HeldPlan:
         if self._prices is None or view.prefill_tokens:
             return None
         prices, names, made = self._prices
-        good = made < step < made + HELD and not prices.costs.prefill_tokens and names == _sequence_ids(view.rows)
+        good = made < step < made + HOLD_STEPS and not prices.costs.prefill_tokens and names == _sequence_ids(view.rows)
         return prices if good else None
 
     def _renew(self, decision: Decision, step: int) -> None:
-        if decision.mode == "speculating":
-            self._held = _renewed(self._held, decision, self._before)
-            self._before, self._plain, self._until = decision, None, step + self._held
-        elif decision.mode == "not worth it":
-            self._plain_held = _renewed(self._plain_held, decision, self._plain)
-            self._plain, self._until = decision, step + self._plain_held
+        if decision.is_best:
+            self._hold_steps = steps = _next_hold_steps(self._hold_steps, decision, self._last_best)
+            self._last_best = decision
+        elif decision.is_plain:
+            self._plain_hold_steps = steps = _next_hold_steps(self._plain_hold_steps, decision, self._last_plain)
         else:
-            self._plain, self._until = None, step + (OPTIMISTIC_PLAN_STEPS if decision.mode == "hoped" else HELD)
+            steps = OPTIMISTIC_PLAN_STEPS if decision.is_optimistic else HOLD_STEPS
+        self._last_plain = decision if decision.is_plain else None
+        self._until_step = step + steps
 
 
-def _renewed(held: int, decision: Decision, before: Decision | None) -> int:
-    """Return the steps that a decision holds, where the one before held `held`."""
+def _next_hold_steps(steps: int, decision: Decision, before: Decision | None) -> int:
+    """Return the steps that a decision holds, where the one before held `steps`."""
     if before is None or decision.shapes != before.shapes or sources_of(decision.rows) != sources_of(before.rows):
-        return HELD
-    return min(2 * held, MOST_HELD)
+        return HOLD_STEPS
+    return min(2 * steps, MOST_HOLD_STEPS)
 
 
 def _sequence_ids(rows: Sequence[RowView]) -> list[str]:

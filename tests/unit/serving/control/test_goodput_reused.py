@@ -18,7 +18,7 @@ from distillspec.serving.base.shape import chain_shape
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.decision import Decision
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.held_plan import EXPLORE_EVERY, HELD, MOST_HELD, HeldPlan
+from distillspec.serving.control.reused_plan import EXPLORE_EVERY, HOLD_STEPS, MOST_HOLD_STEPS, ReusedPlan
 from distillspec.serving.costs.live_latency import LiveLatency, RowWork
 from distillspec.serving.costs.table import CostTable
 
@@ -78,17 +78,17 @@ def test_most_steps_take_the_plan_of_the_step_before(monkeypatch: pytest.MonkeyP
 
     assert len(controller.acceptance), "all steps before are learnt from"
     monkeypatch.setattr(LiveLatency, "observe", recorded)
-    plans = [step(controller, view_of(step=number)) for number in range(2 * MOST_HELD)]
+    plans = [step(controller, view_of(step=number)) for number in range(2 * MOST_HOLD_STEPS)]
     assert 2 <= controller.decided <= 5, "with one that explores"
     assert all(row.speculation_length for plan in plans for row in plan.rows)
     assert len(controller.acceptance), "the last steps too"
-    contexts = [[row.context_tokens for row in view_of(step=number).rows] for number in range(2 * MOST_HELD)]
+    contexts = [[row.context_tokens for row in view_of(step=number).rows] for number in range(2 * MOST_HOLD_STEPS)]
     assert learnt == contexts, "costs are learnt by the contexts of the step itself"
 
 
 def test_plans_that_come_out_alike_hold_ever_longer() -> None:
     controller, fresh = Counted(4, CPU), []
-    for number in range(4 * MOST_HELD):
+    for number in range(4 * MOST_HOLD_STEPS):
         before = controller.decided
         plan = step(controller, view_of(1, number))
         assert isinstance(plan.why, Decision)
@@ -96,8 +96,8 @@ def test_plans_that_come_out_alike_hold_ever_longer() -> None:
             fresh.append((number, plan.why.mode))
     speculating = [number for number, mode in fresh if mode == "speculating"]
     gaps = [after - before for before, after in itertools.pairwise(speculating)]
-    assert gaps[0] == HELD
-    assert max(gaps) in (MOST_HELD, MOST_HELD + 1), "one more where a step explores"
+    assert gaps[0] == HOLD_STEPS
+    assert max(gaps) in (MOST_HOLD_STEPS, MOST_HOLD_STEPS + 1), "one more where a step explores"
     exploring = [number for number, mode in fresh if mode == "exploring"]
     assert all(after - before >= EXPLORE_EVERY for before, after in itertools.pairwise(exploring))
 
@@ -106,7 +106,7 @@ def test_plans_end_where_steps_are_planned_for_before_the_one_before_has_ended()
     """As on a GPU: the host plans the next step while the device runs this one."""
     controller, waiting = Counted(4, CPU, trees=candidates((2, 2, 1, 1), 12)), list[StepResult]()
     fresh = []
-    for number in range(6 * MOST_HELD):
+    for number in range(6 * MOST_HOLD_STEPS):
         before, view = controller.decided, view_of(1, number)
         plan = controller.plan(view)
         fresh += [number] if controller.decided > before else []
@@ -117,30 +117,30 @@ def test_plans_end_where_steps_are_planned_for_before_the_one_before_has_ended()
         if len(waiting) > 1:
             controller.observe(waiting.pop(0))
     gaps = [after - before for before, after in itertools.pairwise(fresh)]
-    assert max(gaps) <= MOST_HELD + 1
-    assert len(fresh) < 6 * MOST_HELD / 4
+    assert max(gaps) <= MOST_HOLD_STEPS + 1
+    assert len(fresh) < 6 * MOST_HOLD_STEPS / 4
 
 
 def test_a_plan_for_other_trees_holds_as_short_as_the_first() -> None:
-    held, controller = HeldPlan(), settled()
+    held, controller = ReusedPlan(), settled()
     long, short = controller.decide(view_of()), replace(controller.decide(view_of()), shapes=(chain_shape(1),) * 2)
     ends = []
     for place, decision in enumerate((long, long, long, short, short)):
         plan = Plan((), why=replace(decision))
         held.observe(StepResult((), view_of(), plan, 0, 0.0, 0.0, 0.0), 100 * place)
         ends.append(next(step for step in range(1000) if held.decision(100 * place + step) is None))
-    assert ends == [HELD, 2 * HELD, MOST_HELD, HELD, 2 * HELD]
+    assert ends == [HOLD_STEPS, 2 * HOLD_STEPS, MOST_HOLD_STEPS, HOLD_STEPS, 2 * HOLD_STEPS]
 
 
 def test_plans_that_draft_nothing_hold_ever_longer_beside_the_same_rows() -> None:
-    held, plain = HeldPlan(), plain_for_eight().decide(view_of(8))
+    held, plain = ReusedPlan(), plain_for_eight().decide(view_of(8))
     assert plain.mode == "not worth it"
     other = replace(plain, rows=view_of(8, sequence_id="other").rows)
     ends = []
     for place, decision in enumerate((plain, plain, plain, plain, other, other)):
         held.observe(StepResult((), view_of(8), Plan((), why=replace(decision)), 0, 0.0, 0.0, 0.0), 100 * place)
         ends.append(next(step for step in range(1000) if held.decision(100 * place + step) is None))
-    assert ends == [HELD, 2 * HELD, MOST_HELD, MOST_HELD, HELD, 2 * HELD]
+    assert ends == [HOLD_STEPS, 2 * HOLD_STEPS, MOST_HOLD_STEPS, MOST_HOLD_STEPS, HOLD_STEPS, 2 * HOLD_STEPS]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_plan_holds_while_a_row_is_believed_to_be_another() -> None:
 
 
 def test_nodes_of_drafts_are_known_of_the_last_plan_for_the_same_rows_and_drafts() -> None:
-    held, decision = HeldPlan(), settled().decide(view_of())
+    held, decision = ReusedPlan(), settled().decide(view_of())
     assert held.drafted(decision.rows) is None
     held.observe(StepResult((), view_of(), Plan((), why=decision), 0, 0.0, 0.0, 0.0), 0)
     assert held.drafted(view_of(step=1).rows) == {DRAFT: sum(shape.nodes for shape in decision.shapes)}
@@ -225,7 +225,7 @@ def test_speculation_that_was_stopped_goes_on_for_rows_that_are_worth_it() -> No
     for number in range(600):
         run(DRAFT, number % 2)
     assert not controller.speculation.speculates
-    plans = [run("cheap", 3, unread=2000) for _ in range(2 * HELD)]
+    plans = [run("cheap", 3, unread=2000) for _ in range(2 * HOLD_STEPS)]
     assert any(row.trees for plan in plans for row in plan.rows)
 
 
@@ -304,12 +304,12 @@ def test_plain_decoding_beside_prompts_is_decided_anew_without_them() -> None:
 
 def test_steps_with_other_rows_do_not_make_plain_decoding_hold_longer() -> None:
     controller, origins = plain_for_eight(), list[int]()
-    for number in range(4 * HELD):
+    for number in range(4 * HOLD_STEPS):
         before = controller.decided
         step(controller, view_of(8, sequence_id=f"other{number}"), accepted=0)
         origins += [number] if controller.decided > before else []
     gaps = [after - before for before, after in itertools.pairwise([-1, *origins])]
-    assert max(gaps) <= HELD
+    assert max(gaps) <= HOLD_STEPS
     assert len(origins) <= 8, "looks at trials included"
 
 
