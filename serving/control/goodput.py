@@ -25,7 +25,7 @@ from distillspec.serving.costs.step_work import catch_up_s, drafting_s, work_of
 from distillspec.serving.costs.table import Floats
 from distillspec.serving.planning.bounded import WITHIN, best_within, bounds_of
 from distillspec.serving.planning.offers import StepPlan
-from distillspec.serving.planning.price_list import PriceList
+from distillspec.serving.planning.step_planner import StepPlanner
 
 FORGET_ROWS_EVERY = 256  # steps
 
@@ -117,11 +117,11 @@ class GoodputController:
         return _plan_of(why.plain_for(view)) if why.stays_plain(view) else None
 
     def _decide_again(self, view: BatchView) -> Decision | None:
-        """Decide by the last price list, where rows have sources with likely nodes."""
-        policy, prices = self._speculation, self._reused.prices(view, self._steps)
-        if prices is None or not policy.speculates or policy.plain_is_due:
+        """Decide by the last planner, where rows have sources with likely nodes."""
+        policy, planner = self._speculation, self._reused.planner(view, self._steps)
+        if planner is None or not policy.speculates or policy.plain_is_due:
             return None
-        return self._decided(view, prices, prices.plan(view.rows), likely=True)
+        return self._decided(view, planner, planner.plan(view.rows), likely=True)
 
     def decide(self, view: BatchView) -> Decision:
         """Plan lengths, with reasons, by all steps so far. The same view gives the same decision.
@@ -133,39 +133,39 @@ class GoodputController:
         bounds = bounds_of(view.rows, self.max_time_per_token_s)
         if bounds is not None or self._alike:
             return self._decide_chains(view, bounds)
-        prices, likely = self._prices(view, self.trees), self._likely_sources.apply(view.rows)
+        planner, likely = self._planner(view, self.trees), self._likely_sources.apply(view.rows)
         if likely:
-            self._reused.keep(prices, view.rows, self._steps)
+            self._reused.keep(planner, view.rows, self._steps)
         if likely and self._likely_sources.second_is_due(self._steps):
             # A draft that is not worth its cost is tried too, if it may be.
-            other = prices.with_optimism(OPTIMISM_SE).plan(view.rows, second=True)
-            if other.goodput > prices.plain(view.rows).goodput:
-                return self._decided(view, prices, other, likely=True, second=True)
-        return self._decided(view, prices, prices.plan(view.rows), likely=likely)
+            other = planner.with_optimism(view.rows, OPTIMISM_SE).plan(view.rows, second=True)
+            if other.goodput > planner.plain(view.rows).goodput:
+                return self._decided(view, planner, other, likely=True, second=True)
+        return self._decided(view, planner, planner.plan(view.rows), likely=likely)
 
     def _decide_chains(self, view: BatchView, bounds: Floats | None) -> Decision:
         """Plan chains of one source for each row: all of one length, or within bounds."""
         rows = [row.with_option(row.options[0]) for row in map(without_likely, view.rows)]
         view = replace(view, rows=tuple(rows))
-        prices = self._prices(view, None)
+        planner = self._planner(view, None)
         survival = self.acceptance.of_rows(rows)[:, : self.speculation_length, 0].cumprod(1)
         batch = ChainBatch.of_rows(rows, survival, self.latency, view.prefill_tokens)
-        best = prices.plan(view.rows)
+        best = planner.plan(view.rows)
         if self._alike:
             every = batch.alike
             place = numpy.argmax([each.goodput for each in batch.expected(every)])
-            best = prices.chains(view.rows, every[place].tolist())
-        return self._decided(view, prices, best, bounded=None if bounds is None else (batch, bounds))
+            best = planner.chains(view.rows, every[place].tolist())
+        return self._decided(view, planner, best, bounded=None if bounds is None else (batch, bounds))
 
-    def _prices(self, view: BatchView, trees: Candidates | None) -> PriceList:
+    def _planner(self, view: BatchView, trees: Candidates | None) -> StepPlanner:
         own = (view.rows, self.speculation_length, self.acceptance, self.latency)
         before, prefill_tokens = self._reused.drafted(view.rows), view.prefill_tokens
-        return PriceList(*own, trees=trees, price=self._price, prefill_tokens=prefill_tokens, before=before)
+        return StepPlanner(*own, trees=trees, prefill_tokens=prefill_tokens, before=before).at_best_price(self._price)
 
     def _decided(
         self,
         view: BatchView,
-        prices: PriceList,
+        planner: StepPlanner,
         best: StepPlan,
         *,
         likely: bool = False,
@@ -179,8 +179,8 @@ class GoodputController:
             second: the plan has rows' second best sources.
             bounded: chains of the rows, and their bounds.
         """
-        plain, policy, latency = prices.plain(view.rows), self.speculation, self.latency
-        mode, planned = policy.choose(view.rows, prices, best, plain, self._reused.explores)
+        plain, policy, latency = planner.plain(view.rows), self.speculation, self.latency
+        mode, planned = policy.choose(view.rows, planner, best, plain, self._reused.explores)
         excess: float | None = None
         further_s = latency.prompts_s(len(view.rows), view.prefill_tokens)
         if bounded is not None:
@@ -188,7 +188,7 @@ class GoodputController:
             kept, excess = best_within(*bounded, lengths, further_s, alike=self._alike)
             if kept is not lengths:
                 mode = "within bounds" if excess <= WITHIN else "bounds out of reach"
-                planned = prices.chains(view.rows, kept.tolist())
+                planned = planner.chains(view.rows, kept.tolist())
         rows = tuple([each.row for each in planned.chosen])
         promised = self._likely_sources.promised_ratio(best, plain, second=second) if likely else None
         return Decision(

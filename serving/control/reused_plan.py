@@ -1,7 +1,7 @@
 """The plan that steps reuse: planning takes 4 % of a small step, and most plans come out as the one before.
 
 A step takes the plan of the one before it as it is. Likely nodes of sources change with every step, so where there are
-any, steps share the price list alone.
+any, steps share the planner alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.control.decision import Decision, sources_of
 from distillspec.serving.planning.offers import Offer, by_source
-from distillspec.serving.planning.price_list import PriceList
+from distillspec.serving.planning.step_planner import StepPlanner
 
 HOLD_STEPS, MOST_HOLD_STEPS = 8, 32  # that one plan is used for: at first, and after plans that were all alike
 # Costs of passes larger than those that are run are never corrected, and late positions seldom tried. So the first plan
@@ -24,10 +24,10 @@ OPTIMISTIC_PLAN_STEPS = 4
 
 
 class ReusedPlan:
-    """The last step's plan and price list, and the step up to which others reuse them.
+    """The last step's plan and planner, and the step up to which others reuse them.
 
     A plan that comes out as the one before holds twice as long as that one, up to a bound. So does one that drafts
-    nothing beside the same rows. A price list holds `HOLD_STEPS` steps, until rows come or go.
+    nothing beside the same rows. A planner holds `HOLD_STEPS` steps, until rows come or go.
 
     Attributes:
         plan: None: the next step is planned for.
@@ -42,7 +42,9 @@ class ReusedPlan:
         self.plan: Plan | None = None
         self._last_best: Decision | None = None  # that took the best plan, and speculated
         self._replaced: Decision | None = None  # by that of `plan`
-        self._prices: tuple[PriceList, list[str], int] | None = None  # with the rows and the step it was made for
+        self._kept: tuple[StepPlanner, list[str], int] | None = (
+            None  # a planner, with the rows and step it was made for
+        )
         self._last_plain: Decision | None = None  # the last one, if it drafted nothing
         self._hold_steps = self._plain_hold_steps = HOLD_STEPS
         self._unexplored = 0  # speculating steps since the last one that explored
@@ -89,17 +91,21 @@ class ReusedPlan:
         chosen = zip(last.rows, last.shapes, strict=True)
         return by_source([(row.source, Offer(row, shape).nodes) for row, shape in chosen])
 
-    def keep(self, prices: PriceList, rows: Sequence[RowView], step: int) -> None:
-        """Keep a list made at the step of this number for those after it."""
-        self._prices = prices, _sequence_ids(rows), step
+    def keep(self, planner: StepPlanner, rows: Sequence[RowView], step: int) -> None:
+        """Keep a planner made at the step of this number for those after it."""
+        self._kept = planner, _sequence_ids(rows), step
 
-    def prices(self, view: BatchView, step: int) -> PriceList | None:
-        """Return the list of an earlier step that is good for this one too. No list is that counts prompt tokens."""
-        if self._prices is None or view.prefill_tokens:
+    def planner(self, view: BatchView, step: int) -> StepPlanner | None:
+        """Return the planner of an earlier step that is good for this one too. None is that counts prompt tokens."""
+        if self._kept is None or view.prefill_tokens:
             return None
-        prices, names, made = self._prices
-        good = made < step < made + HOLD_STEPS and not prices.costs.prefill_tokens and names == _sequence_ids(view.rows)
-        return prices if good else None
+        planner, sequence_ids, made = self._kept
+        good = (
+            made < step < made + HOLD_STEPS
+            and not planner.costs.prefill_tokens
+            and sequence_ids == _sequence_ids(view.rows)
+        )
+        return planner if good else None
 
     def _renew(self, decision: Decision, step: int) -> None:
         if decision.is_best:

@@ -10,7 +10,7 @@ from distillspec.serving.control.decision import FEWER, Mode
 from distillspec.serving.costs.measured_gain import MeasuredGain
 from distillspec.serving.costs.step_work import catch_up_s
 from distillspec.serving.planning.offers import StepPlan
-from distillspec.serving.planning.price_list import PriceList
+from distillspec.serving.planning.step_planner import StepPlanner
 
 PLAIN_EVERY = 100  # speculating steps between two plain ones, which measure the cost of plain decoding
 TRIALS_COST = 0.004  # share of all tokens that trials may lose where speculation does not pay
@@ -49,7 +49,7 @@ class SpeculationPolicy(MeasuredGain):
         return since % TRY_EVERY == 0 and since >= self._look_at and (since > 0 or not self._was_tried)
 
     def choose(
-        self, rows: Sequence[RowView], prices: PriceList, best: StepPlan, plain: StepPlan, explores: bool
+        self, rows: Sequence[RowView], planner: StepPlanner, best: StepPlan, plain: StepPlan, explores: bool
     ) -> tuple[Mode, StepPlan]:
         """Return the plan to take, and what it is taken for.
 
@@ -64,23 +64,23 @@ class SpeculationPolicy(MeasuredGain):
         if self.speculates and pays:
             if self.plain_is_due:
                 return "measuring plain", plain
-            longer = _longer(rows, prices, best) if explores and not likely else None
+            longer = _longer(rows, planner, best) if explores and not likely else None
             return ("speculating", best) if longer is None else ("exploring", longer)
         if likely and not pays:
             return "not worth it", plain
         if self.trial_is_due:
-            tried = best if likely else prices.chains(rows, [TRY_LENGTH] * len(rows))
-            if tried.nodes and self._affords(tried, plain, prices):
+            tried = best if likely else planner.chains(rows, [TRY_LENGTH] * len(rows))
+            if tried.nodes and self._affords(tried, plain, planner):
                 return "trial", tried
-        optimistic = self._optimistic_chains(rows, prices) if self.speculates else plain
+        optimistic = self._optimistic_chains(rows, planner) if self.speculates else plain
         return ("hoped", optimistic) if optimistic.nodes else ("not worth it", plain)
 
-    def _optimistic_chains(self, rows: Sequence[RowView], prices: PriceList) -> StepPlan:
+    def _optimistic_chains(self, rows: Sequence[RowView], planner: StepPlanner) -> StepPlan:
         """Return short chains that would pay if acceptance were what it may be: an unused draft teaches nothing."""
-        best = prices.with_optimism(OPTIMISM_SE).plan(rows)
-        return prices.chains([each.row for each in best.chosen], [min(depth, TRY_LENGTH) for depth in best.depths])
+        best = planner.with_optimism(rows, OPTIMISM_SE).plan(rows)
+        return planner.chains([each.row for each in best.chosen], [min(depth, TRY_LENGTH) for depth in best.depths])
 
-    def _affords(self, tried: StepPlan, plain: StepPlan, prices: PriceList) -> bool:
+    def _affords(self, tried: StepPlan, plain: StepPlan, planner: StepPlanner) -> bool:
         """Return True if a trial starts or takes another step.
 
         It starts if its expected loss, catch-up prefill included, is a small share of the time since the last one; the
@@ -91,7 +91,7 @@ class SpeculationPolicy(MeasuredGain):
         lost_s = tried.expected.seconds * slower - tried.expected.tokens / self.plain_rate(plain.goodput)
         if self._tried:
             return self._tried < FEWEST_TRIED or (self._tried < MOST_TRIED and self._tried * lost_s <= self._catch_up_s)
-        reading_s = catch_up_s(prices.latency, [each.row for each in tried.chosen], tried.depths)
+        reading_s = catch_up_s(planner.latency, [each.row for each in tried.chosen], tried.depths)
         steps = TRIALS_COST * self._since_speculation if self._was_tried else FIRST_TRIAL_COST
         return reading_s + max(FEWEST_TRIED * lost_s, reading_s) <= steps * plain.expected.seconds * plain_slower
 
@@ -129,10 +129,10 @@ class SpeculationPolicy(MeasuredGain):
             self.speculates = surely > self.plain_rate(plain_goodput)
 
 
-def _longer(rows: Sequence[RowView], prices: PriceList, best: StepPlan) -> StepPlan | None:
+def _longer(rows: Sequence[RowView], planner: StepPlanner, best: StepPlan) -> StepPlan | None:
     """Return chains of one token more a row, as far as no long text is read for it, None where they cost too much."""
     own = [each.row if each.shape.depth else row for each, row in zip(best.chosen, rows, strict=True)]
     pairs = zip(own, best.depths, strict=True)
     lengths = [k + (k > 0 or not row.drafted_by_model or row.unread_tokens <= ALONG) for row, k in pairs]
-    longer = prices.chains(own, lengths)
+    longer = planner.chains(own, lengths)
     return longer if longer.nodes > best.nodes and longer.goodput > EXPLORE_WITHIN * best.goodput else None

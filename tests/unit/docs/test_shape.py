@@ -21,7 +21,7 @@ ANSWERS = {
     "NaN in a draft's": r"finite",
     "NaN in a target's": r"not finite \(NaN",
     "the learning rate": r"def learning_rate_factor",
-    "a tree planned, or nothing": r"not worth it",
+    "a tree planned, or nothing": r"def decide\b",
     "a request's life": r"class Request\b",
     "the order of work": r"def step\b",
 }

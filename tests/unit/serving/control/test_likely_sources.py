@@ -20,7 +20,7 @@ from distillspec.serving.control.reused_plan import HOLD_STEPS, ReusedPlan
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
-from distillspec.serving.planning.price_list import PriceList
+from distillspec.serving.planning.step_planner import StepPlanner
 
 COSTS = LatencyModel(CostTable.line(0.0, 3e-4, 3e-2), CostTable.line(0.0, 1e-4, 3e-3), draft_free_s=1e-4)
 
@@ -198,14 +198,16 @@ def test_a_decision_is_learnt_from_once_and_by_its_steps_alone() -> None:
 
 def test_a_list_holds_for_the_same_rows_and_for_so_many_steps() -> None:
     held, rows = ReusedPlan(), view(0.9).rows
-    prices, reading = (PriceList(rows, 4, AcceptanceEstimate(4), COSTS, prefill_tokens=count) for count in (0, 5))
-    held.keep(prices, rows, 10)
-    steps = [step for step in range(30) if held.prices(view(0.5), step) is prices]
+    planner, reading = (
+        StepPlanner(rows, 4, AcceptanceEstimate(4), COSTS, prefill_tokens=count).at_best_price() for count in (0, 5)
+    )
+    held.keep(planner, rows, 10)
+    steps = [step for step in range(30) if held.planner(view(0.5), step) is planner]
     assert steps == list(range(11, 10 + HOLD_STEPS)), "not for the step that it was made for"
-    assert held.prices(view(0.5, names="b"), 11) is None
-    assert held.prices(replace(view(0.5), prefill_tokens=5), 11) is None
+    assert held.planner(view(0.5, names="b"), 11) is None
+    assert held.planner(replace(view(0.5), prefill_tokens=5), 11) is None
     held.keep(reading, rows, 10)
-    assert held.prices(view(0.5), 11) is None, "it counts prompt tokens"
-    held.keep(prices, rows, 10)
+    assert held.planner(view(0.5), 11) is None, "it counts prompt tokens"
+    held.keep(planner, rows, 10)
     held.drop()
-    assert held.prices(view(0.5), 11) is None
+    assert held.planner(view(0.5), 11) is None

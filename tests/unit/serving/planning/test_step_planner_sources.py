@@ -13,7 +13,7 @@ from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.planning.offers import Offer
-from distillspec.serving.planning.price_list import PriceList
+from distillspec.serving.planning.step_planner import StepPlanner
 
 COSTS = LatencyModel(CostTable.line(0.0, 1e-3, 3e-2), CostTable.line(0.0, 1e-4, 4e-3))
 MODEL = Option(4, wide=True)
@@ -30,7 +30,7 @@ def learnt(lookup: float, model: float) -> AcceptanceEstimate:
 
 
 def chosen(row: RowView, acceptance: AcceptanceEstimate, costs: LatencyModel = COSTS) -> Offer:
-    return PriceList([row], 4, acceptance, costs).plan([row]).chosen[0]
+    return StepPlanner([row], 4, acceptance, costs).at_best_price().plan([row]).chosen[0]
 
 
 @pytest.mark.parametrize(

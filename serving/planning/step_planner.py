@@ -1,4 +1,4 @@
-"""Steps planned at a price of a second in tokens, row by row.
+"""Planner of steps at a price of a second in tokens, row by row.
 
 A node, or a pass of a draft, pays where the tokens expected of it exceed its cost at the price. The best price is the
 goodput that it leads to (Dinkelbach 1967). It changes slowly, while the likely nodes of sources change with every step:
@@ -26,21 +26,21 @@ from distillspec.serving.costs.step_costs import StepCosts
 from distillspec.serving.planning.grown_trees import Drafted, grow, within
 from distillspec.serving.planning.offers import Offer, StepPlan, choose
 
-FEWEST = 4  # nodes of a row over which the cost of one is taken
-ROUNDS, CLOSE = 3, 0.02  # in which a price is looked for, and how near it is to be to the goodput that it leads to
+FEW_NODES_A_ROW = 4  # over which the cost of one is taken
+ROUNDS = 3  # in which a price is looked for
+CLOSE = 0.02  # relative difference of a price from the goodput that it leads to, at which it is taken
 EXPLORED = 0.5  # plain steps that reading a text may take, so that its draft is explored
 
 Key = tuple[str, str, int, bool]  # of a tree: sequence, source, match, and whether it is behind likely nodes
 
 
-class PriceList:
-    """Costs and acceptance as they were known at one step, and the price that they lead to.
+class StepPlanner:
+    """Plans steps at a price, by costs and acceptance as they were known at one of them.
 
     Args:
         rows: of the step. Other steps of the same rows may be planned for too.
         most: the most levels of a row.
         trees: the nodes that a draft's trees may have, None for chains.
-        price: tokens a second to start from. 0: those of plain decoding.
         optimism_se: see `AcceptanceEstimate.chances`.
         prefill_tokens: prompt tokens in the target's pass.
         before: nodes of each draft for these rows in the step before, None if it had others.
@@ -54,41 +54,55 @@ class PriceList:
         latency: LatencyModel,
         *,
         trees: Candidates | None = None,
-        price: float = 0.0,
         optimism_se: float = 0.0,
         prefill_tokens: int = 0,
         before: Mapping[str, int] | None = None,
     ) -> None:
-        self.most, self.acceptance, self.latency, self.optimism_se = most, acceptance, latency, optimism_se
+        self.most = most
+        self.acceptance = acceptance
+        self.latency = latency
+        self.optimism_se = optimism_se
+        self.price = 0.0  # until `at_best_price`
         self.nodes = chains(most) if trees is None else trees
-        self.costs, some = StepCosts(latency, len(rows), prefill_tokens), FEWEST * max(1, len(rows))
-        self.node_s = self.costs.nodes_s(some) / some
-        self._first = self._rows = rows  # the list is made for the first, and plans for the others
+        self.costs = StepCosts(latency, len(rows), prefill_tokens)
+        few_nodes = FEW_NODES_A_ROW * max(1, len(rows))
+        self.node_s = self.costs.nodes_s(few_nodes) / few_nodes
+        self._first_rows = rows
+        self._first_plain = self._planned(list(map(Offer.nothing, rows)))
+        self._first_best: StepPlan | None = None  # once the price is settled
         self._drafted: dict[Key, Drafted] = {}
         self._drafting = before or {}  # nodes of each draft, in the round before
-        self._plain = self._planned(list(map(Offer.nothing, rows)))
-        self._best: StepPlan | None = None  # at the price, of the first rows
+
+    def at_best_price(self, start: float = 0.0) -> StepPlanner:
+        """Set the price to what the best plan for the rows earns, looked for in a few rounds. Return the planner.
+
+        Args:
+            start: the first price, at least that of plain decoding.
+        """
+        rows, plain = self._first_rows, self._first_plain.goodput
         drafts = {option.source for row in rows for option in row.options if option.drafted_by_model}
-        plain = self._plain.goodput
-        self.price = max(price, plain)
+        self.price = max(start, plain)
         for turn in range(ROUNDS):
-            found = self.plan(rows)
-            last, self.price = self.price, max(self._earned(found), plain)
-            settled = turn or len(drafts) < 2 or found.drafted == self._drafting
+            best = self.plan(rows)
+            last, self.price = self.price, max(self._earned(best), plain)
+            settled = turn or len(drafts) < 2 or best.drafted == self._drafting
             if settled and abs(self.price - last) <= CLOSE * last:
-                self.price, self._best = last, found
+                self.price = last
+                self._first_best = best
                 break
             self._drafted.clear()
-            self._drafting = found.drafted
+            self._drafting = best.drafted
+        return self
 
-    def with_optimism(self, se: float) -> PriceList:
-        """Return the list for chains whose acceptance is so many standard errors higher."""
-        own, prefill_tokens = (self._rows, self.most, self.acceptance, self.latency), self.costs.prefill_tokens
-        return PriceList(*own, price=self.price, optimism_se=se, prefill_tokens=prefill_tokens)
+    def with_optimism(self, rows: Sequence[RowView], se: float) -> StepPlanner:
+        """Return a planner of chains for these rows, whose acceptance is so many standard errors higher."""
+        own = (rows, self.most, self.acceptance, self.latency)
+        optimistic = StepPlanner(*own, optimism_se=se, prefill_tokens=self.costs.prefill_tokens)
+        return optimistic.at_best_price(self.price)
 
     def plain(self, rows: Sequence[RowView]) -> StepPlan:
         """Return the plan without drafted tokens."""
-        return self._plain if rows is self._first else self._planned(list(map(Offer.nothing, rows)))
+        return self._first_plain if rows is self._first_rows else self._planned(list(map(Offer.nothing, rows)))
 
     def chains(self, rows: Sequence[RowView], lengths: Sequence[int]) -> StepPlan:
         """Return the plan in which each row's own source drafts a chain of this length, as far as it may."""
@@ -104,11 +118,10 @@ class PriceList:
 
     def plan(self, rows: Sequence[RowView], *, second: bool = False) -> StepPlan:
         """Return the best plan at the price. `second`: of each row's sources, the second best one."""
-        if self._best is not None and rows is self._first and not second:
-            return self._best
-        self._rows = rows
+        if self._first_best is not None and rows is self._first_rows and not second:
+            return self._first_best
         explored = self._explored(rows) if second else set[str]()
-        offers = list(map(self._offers, rows))
+        offers = [self._offers(row, rows) for row in rows]
 
         def planned(without: Collection[str] = ()) -> StepPlan:
             pairs = zip(rows, offers, strict=True)
@@ -159,16 +172,20 @@ class PriceList:
             explored.add(behind[1])
         return explored
 
-    def _offers(self, row: RowView) -> list[Offer]:
-        """Return what may be drafted for a row, best first: one source's tokens, or a draft's behind likely nodes."""
+    def _offers(self, row: RowView, rows: Sequence[RowView]) -> list[Offer]:
+        """Return what may be drafted for one of the rows, best first.
+
+        That is the tree of one source, or the likely nodes of one with a draft's tree behind them.
+        """
         able = [option for option in row.options if option.limit]
         alone = [
-            self._likely_offer(row, option) if _has_likely_nodes(option) else self._tree(row, option) for option in able
+            self._likely_offer(row, option) if _has_likely_nodes(option) else self._tree(row, option, rows)
+            for option in able
         ]
         offers = [offer for offer in alone if offer is not None]
         for first in [offer for offer in offers if offer.row.likely is not None]:
             joined = [option._replace(likely=first.row.likely) for option in able if option.drafted_by_model]
-            behind = [self._tree(row, option) for option in joined]
+            behind = [self._tree(row, option, rows) for option in joined]
             offers += [
                 offer._replace(value=first.value + offer.value, tokens=first.tokens + offer.tokens)
                 for offer in behind
@@ -186,32 +203,33 @@ class PriceList:
         value = kept.tokens - least * count - self.price * self.latency.draft_free_s / max(1, self.costs.rows)
         return Offer(row.with_option(option._replace(likely=kept)), kept.shape, kept.tokens, value)
 
-    def _tree(self, row: RowView, option: Option) -> Offer | None:
-        """Return a source's tree for a row, the first one found for it, None where none pays."""
+    def _tree(self, row: RowView, option: Option, rows: Sequence[RowView]) -> Offer | None:
+        """Return a source's tree for one of the rows, the first one found for it, None where none pays."""
         key = _key(row, option)
         if key not in self._drafted:
-            self._grow(option)
-        own = self._drafted[key]
-        if own.shape.depth > option.limit or own.shape.nodes > self._room(option):
-            self._grow(option, row)
-            own = self._drafted[key]
-        if not own.shape.depth:
+            self._find_trees(option, rows)
+        drafted = self._drafted[key]
+        if drafted.shape.depth > option.limit or drafted.shape.nodes > self._room(option):
+            self._find_trees(option, rows, only=row)
+            drafted = self._drafted[key]
+        if not drafted.shape.depth:
             return None
-        tokens = own.tokens if option.likely is None else own.tokens * option.likely.missed
-        seconds = own.seconds + self.costs.paid_back_s(option, row.left / (1 + own.tokens))
-        return Offer(row.with_option(option), own.shape, tokens, tokens - self.price * seconds)
+        tokens = drafted.tokens if option.likely is None else drafted.tokens * option.likely.missed
+        seconds = drafted.seconds + self.costs.paid_back_s(option, row.left / (1 + drafted.tokens))
+        return Offer(row.with_option(option), drafted.shape, tokens, tokens - self.price * seconds)
 
-    def _grow(self, like: Option, only: RowView | None = None) -> None:
-        """Grow the trees of a source, alone or behind likely nodes, for all rows of the step together, or for one."""
-        found = [(row, own) for row in self._rows for own in row.options if _is_like(own, like)]
-        every = len(found)
+    def _find_trees(self, like: Option, rows: Sequence[RowView], only: RowView | None = None) -> None:
+        """Find the trees of a source, alone or behind likely nodes, for all rows of the step together, or for one."""
+        drafting = [(row, option) for row in rows for option in row.options if _is_like(option, like)]
+        drafting_rows = len(drafting)
         if only is not None:
-            found = [(only, like)]
+            drafting = [(only, like)]
         elif is_joined(like):
-            behind = [(row, own, self._likely(row)) for row, own in found]
-            found = [(row, own._replace(likely=likely)) for row, own, likely in behind if likely is not None]
-        rows, options = zip(*found, strict=True)
-        self._drafted.update(zip(map(_key, rows, options), self._grown(rows, options, every), strict=True))
+            behind = [(row, option, self._likely(row)) for row, option in drafting]
+            drafting = [(row, option._replace(likely=likely)) for row, option, likely in behind if likely is not None]
+        wanted, options = zip(*drafting, strict=True)
+        found = self._trees_of(wanted, options, drafting_rows)
+        self._drafted.update(zip(map(_key, wanted, options), found, strict=True))
 
     def _likely(self, row: RowView) -> LikelyNodes | None:
         """Return the likely nodes that a draft's tree would be behind."""
@@ -220,8 +238,8 @@ class PriceList:
         ]
         return next((offer.row.likely for offer in offers if offer is not None), None)
 
-    def _grown(self, rows: Sequence[RowView], options: Sequence[Option], every: int) -> tuple[Drafted, ...]:
-        """Return the best trees of one source for some rows, as if it drafted alike for `every` row that it can."""
+    def _trees_of(self, rows: Sequence[RowView], options: Sequence[Option], drafting_rows: int) -> tuple[Drafted, ...]:
+        """Return the best trees of one source for some rows, as if it drafted alike for so many rows."""
         first, wide = options[0], numpy.array([option.wide for option in options])
         nodes = self.nodes if wide.any() else chains(self.nodes.depth)
         chances = self.acceptance.of_rows(list(map(RowView.with_option, rows, options)), optimism_se=self.optimism_se)
@@ -229,7 +247,7 @@ class PriceList:
         gains *= nodes.depths <= numpy.array([option.limit for option in options])[:, None]
         gains *= nodes.spine | wide[:, None]
         missed = numpy.array([1.0 if option.likely is None else option.likely.missed for option in options])
-        times = max(1, round(every / len(rows)))
+        times = max(1, round(drafting_rows / len(rows)))
         # Those of other drafts in the last plan are in the same pass of the target.
         further = sum([count for source, count in self._drafting.items() if source != first.source])
         further += times * sum(map(_before, options))

@@ -1,4 +1,4 @@
-"""A price list: what pays of each source for a row, alone and together."""
+"""A planner at its price: what pays of each source for a row, alone and together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distillspec.serving.base.tree import DRAFT, NGRAM
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
-from distillspec.serving.planning.price_list import PriceList
+from distillspec.serving.planning.step_planner import StepPlanner
 
 # A plain step takes 30 ms, a node 0.3 ms more, a pass of the draft 3 ms.
 COSTS = LatencyModel(CostTable.line(0.0, 3e-4, 3e-2), CostTable.line(0.0, 1e-4, 3e-3), draft_free_s=1e-4)
@@ -41,7 +41,7 @@ def learnt(alone: float, behind: float) -> AcceptanceEstimate:
 
 
 def planned(view: RowView, alone: float = 0.5, behind: float = 0.4, costs: LatencyModel = COSTS) -> RowPlan:
-    (chosen,) = PriceList([view], 4, learnt(alone, behind), costs).plan([view]).chosen
+    (chosen,) = StepPlanner([view], 4, learnt(alone, behind), costs).at_best_price().plan([view]).chosen
     return RowPlan.of(chosen.row, chosen.shape)
 
 
@@ -78,7 +78,7 @@ def test_named_nodes_are_worth_as_much_where_a_draft_is_too_dear_as_where_there_
     found = []
     for drafting in ("ab", ""):
         rows = [row(UNSURE, name, draft=name in drafting) for name in "abcdefgh"]
-        found.append(PriceList(rows, 4, learnt(0.6, 0.6), dear).plan(rows))
+        found.append(StepPlanner(rows, 4, learnt(0.6, 0.6), dear).at_best_price().plan(rows))
     assert [sum(each.drafts for each in plan.chosen) for plan in found] == [0, 0]
     assert found[0].gain == pytest.approx(found[1].gain, rel=0.05)
 
@@ -89,10 +89,10 @@ def test_a_pass_of_a_draft_must_pay_for_the_rows_that_it_drafts_for(drafting: in
     dear = LatencyModel(CostTable.line(0.0, 1e-4, 1e-2), CostTable.line(0.0, 1e-5, 4e-3), draft_free_s=1e-5)
     names = "abcdefgh"
     rows = [row(None, name, limit=4 if name in names[:drafting] else 0) for name in names]
-    prices = PriceList(rows, 4, learnt(0.6, 0.6), dear)
-    plan = prices.plan(rows)
+    planner = StepPlanner(rows, 4, learnt(0.6, 0.6), dear).at_best_price()
+    plan = planner.plan(rows)
     assert any(each.shape.depth for each in plan.chosen) is drafts
-    assert plan.goodput >= prices.plain(rows).goodput
+    assert plan.goodput >= planner.plain(rows).goodput
 
 
 def test_nodes_stop_where_the_table_jumps() -> None:
@@ -106,22 +106,22 @@ def test_a_rows_limit_holds_for_the_draft() -> None:
 
 def test_the_expected_tokens_and_seconds_are_those_of_the_plan() -> None:
     rows = [row(SURE, "a"), row(UNSURE, "b"), row(None, "c")]
-    prices = PriceList(rows, 4, learnt(0.6, 0.5), COSTS, trees=candidates((2, 1, 1, 1), 8))
-    found = prices.plan(rows)
+    planner = StepPlanner(rows, 4, learnt(0.6, 0.5), COSTS, trees=candidates((2, 1, 1, 1), 8)).at_best_price()
+    found = planner.plan(rows)
     nodes = sum(tree.shape.nodes for each in found.chosen for tree in RowPlan.of(each.row, each.shape).trees)
     assert found.nodes == nodes
     assert found.expected.tokens == pytest.approx(3 + sum(each.tokens for each in found.chosen))
     drafted = [(each.row.context_tokens, each.shape.reads) for each in found.chosen if each.drafts]
     drafting_s = COSTS.trees_s(drafted) + COSTS.draft_free_s  # of the model, and of the nodes that n-grams name
     assert found.expected.seconds == pytest.approx(COSTS.target.seconds(300, 3 + nodes, 3) + drafting_s)
-    assert prices.plain(rows).goodput < found.goodput
-    assert prices.price == pytest.approx(found.goodput, rel=0.03)
+    assert planner.plain(rows).goodput < found.goodput
+    assert planner.price == pytest.approx(found.goodput, rel=0.03)
 
 
 def test_the_second_best_is_taken_where_it_is_asked_for() -> None:
     view = row(SURE)
-    prices = PriceList([view], 4, learnt(0.6, 0.5), COSTS)
-    (best,), (second,) = prices.plan([view]).chosen, prices.plan([view], second=True).chosen
+    planner = StepPlanner([view], 4, learnt(0.6, 0.5), COSTS).at_best_price()
+    (best,), (second,) = planner.plan([view]).chosen, planner.plan([view], second=True).chosen
     assert not best.row.drafted_by_model
     assert second.row.drafted_by_model
 
@@ -138,7 +138,7 @@ def test_no_long_text_is_read_to_explore_its_draft() -> None:
     def second(unread: int) -> RowPlan:
         draft = Option(4, wide=True, unread_tokens=unread)
         view = row(SURE)._replace(others=(draft,))
-        (chosen,) = PriceList([view], 4, learnt(0.5, 0.1), COSTS).plan([view], second=True).chosen
+        (chosen,) = StepPlanner([view], 4, learnt(0.5, 0.1), COSTS).at_best_price().plan([view], second=True).chosen
         return RowPlan.of(chosen.row, chosen.shape)
 
     assert DRAFT in dict(sources(second(ALONG)))
@@ -149,7 +149,7 @@ def test_no_long_text_is_read_to_explore_its_draft() -> None:
 def test_of_several_texts_the_shortest_is_read_to_explore_its_draft() -> None:
     lengths = {"a": 90, "b": 60, "c": 90}
     rows = [row(SURE, name)._replace(others=(Option(4, unread_tokens=unread),)) for name, unread in lengths.items()]
-    chosen = PriceList(rows, 4, learnt(0.5, 0.1), COSTS).plan(rows, second=True).chosen
+    chosen = StepPlanner(rows, 4, learnt(0.5, 0.1), COSTS).at_best_price().plan(rows, second=True).chosen
     assert [each.row.drafted_by_model for each in chosen] == [False, True, False]
 
 
@@ -163,7 +163,7 @@ def test_reading_is_charged_for_all_steps_that_it_takes() -> None:
 
 def test_the_gain_of_named_nodes_is_over_the_best_without_them() -> None:
     def gain(*views: RowView, alone: float = 0.5) -> float:
-        return PriceList(views, 4, learnt(alone, 0.1), COSTS).plan(views).gain
+        return StepPlanner(views, 4, learnt(alone, 0.1), COSTS).at_best_price().plan(views).gain
 
     assert gain(row(None)) == gain(row(BELOW)) == 0
     assert gain(row(SURE, draft=False)) > gain(row(SURE)) > gain(row(SURE), row(None, "b")) > 0
@@ -176,17 +176,17 @@ def test_a_row_has_no_more_nodes_than_the_engine_reserves_places_for() -> None:
     trees = candidates((2, 2, 2, 2), 8)
     for nodes in (SURE.first(1), SURE):  # the tree behind one node is not taken behind four
         rows = [row(nodes)]
-        prices = PriceList(rows, 4, learnt(0.9, 0.9), free, trees=trees)
+        planner = StepPlanner(rows, 4, learnt(0.9, 0.9), free, trees=trees).at_best_price()
         for seen in ([row(SURE.first(1))], [row(SURE)]):
-            (chosen,) = prices.plan(seen).chosen
+            (chosen,) = planner.plan(seen).chosen
             counts = dict(sources(RowPlan.of(chosen.row, chosen.shape)))
             assert counts.get(DRAFT, 0) <= max(4, 8 - counts.get(NGRAM, 0))
 
 
 def test_a_draft_that_cannot_draft_siblings_gets_chains() -> None:
     view = row(None)._replace(wide=False)
-    prices = PriceList([view], 4, learnt(0.5, 0.5), COSTS, trees=candidates((3, 2, 1, 1), 12))
-    (chosen,) = prices.plan([view]).chosen
+    planner = StepPlanner([view], 4, learnt(0.5, 0.5), COSTS, trees=candidates((3, 2, 1, 1), 12)).at_best_price()
+    (chosen,) = planner.plan([view]).chosen
     assert chosen.shape.depth > 0
     assert max(chosen.shape.widths) == 1
 
@@ -194,10 +194,10 @@ def test_a_draft_that_cannot_draft_siblings_gets_chains() -> None:
 def test_a_list_plans_for_later_rows_by_what_they_are() -> None:
     """Named nodes change with every step, and one step may be planned for twice."""
     rows, later = [row(SURE)], [row(UNSURE)._replace(context_tokens=300)]
-    prices = PriceList(rows, 4, learnt(0.0, 0.0), COSTS)
+    planner = StepPlanner(rows, 4, learnt(0.0, 0.0), COSTS).at_best_price()
     for _ in range(2):
-        (chosen,) = prices.plan(later).chosen
+        (chosen,) = planner.plan(later).chosen
         assert sources(RowPlan.of(chosen.row, chosen.shape)) == [(NGRAM, 2)]
-        assert [each.row.context_tokens for each in prices.plain(later).chosen] == [300]
-    (first,) = prices.plan(rows).chosen
+        assert [each.row.context_tokens for each in planner.plain(later).chosen] == [300]
+    (first,) = planner.plan(rows).chosen
     assert sources(RowPlan.of(first.row, first.shape)) == [(NGRAM, 4)]

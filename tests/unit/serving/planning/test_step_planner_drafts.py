@@ -16,7 +16,7 @@ from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.planning.bounded import best_within
-from distillspec.serving.planning.price_list import CLOSE, PriceList
+from distillspec.serving.planning.step_planner import CLOSE, StepPlanner
 
 MOST = 3
 TARGET = CostTable(((1.0, 0.02), (4.0, 0.021), (8.0, 0.026), (32.0, 0.07)), 1e-6)
@@ -62,7 +62,7 @@ def test_lengths_are_near_the_best_of_all_choices(sources: list[str], prefill: i
     for seed in range(6):
         rows = [RowView(f"r{n}", 50 + 40 * n, MOST, source=source) for n, source in enumerate(sources)]
         acceptance = learnt(seed, sources)
-        prices = PriceList(rows, MOST, acceptance, COSTS, prefill_tokens=prefill)
+        planner = StepPlanner(rows, MOST, acceptance, COSTS, prefill_tokens=prefill).at_best_price()
         chances = acceptance.chances([row.sequence_id for row in rows], sources)[..., 0]
         survival = numpy.concatenate([numpy.ones((len(rows), 1)), chances.cumprod(1)], 1)
 
@@ -70,13 +70,13 @@ def test_lengths_are_near_the_best_of_all_choices(sources: list[str], prefill: i
             tokens = sum(survival[n, : k + 1].sum() for n, k in enumerate(lengths))
             return float(tokens / seconds(rows, lengths, prefill))
 
-        found = prices.plan(rows)
+        found = planner.plan(rows)
         best = max(product(range(MOST + 1), repeat=len(rows)), key=goodput)
         own = tuple(found.depths)
         kept.append(goodput(own) / goodput(best))
         assert found.goodput == pytest.approx(goodput(own), rel=1e-9)
-        assert prices.plain(rows).goodput == pytest.approx(goodput((0,) * len(rows)), rel=1e-9)
-        ones = prices.chains(rows, [1] * len(rows))
+        assert planner.plain(rows).goodput == pytest.approx(goodput((0,) * len(rows)), rel=1e-9)
+        ones = planner.chains(rows, [1] * len(rows))
         assert ones.goodput == pytest.approx(goodput((1,) * len(rows)), rel=1e-9)
     assert min(kept) > 0.98
     assert numpy.mean(kept) > 0.995
@@ -88,8 +88,8 @@ def test_the_plan_before_leads_to_the_same_one_in_a_single_round(sources: list[s
     for seed in range(6):
         rows = [RowView(f"r{n}", 50 + 40 * n, MOST, source=source) for n, source in enumerate(sources)]
         acceptance = learnt(seed, sources)
-        first = PriceList(rows, MOST, acceptance, COSTS).plan(rows)
-        again = PriceList(rows, MOST, acceptance, COSTS, price=first.goodput, before=first.drafted).plan(rows)
+        first = StepPlanner(rows, MOST, acceptance, COSTS).at_best_price().plan(rows)
+        again = StepPlanner(rows, MOST, acceptance, COSTS, before=first.drafted).at_best_price(first.goodput).plan(rows)
         assert again.goodput >= first.goodput * (1 - CLOSE)
 
 
@@ -98,28 +98,28 @@ def test_a_draft_that_is_left_to_a_single_row_does_not_run_for_it() -> None:
     costs = replace(COSTS, target=CostTable.line(1e-6, 1e-4, 0.02))
     rows = [RowView(f"r{n}", 60, MOST, source="a", left=500) for n in range(3)]
     rows += [RowView(f"r{n}", 60, MOST, source="c", unread_tokens=600 if n > 3 else 0, left=8) for n in range(3, 6)]
-    plan = PriceList(rows, MOST, AcceptanceEstimate(MOST), costs).plan(rows)
+    plan = StepPlanner(rows, MOST, AcceptanceEstimate(MOST), costs).at_best_price().plan(rows)
     assert all(depth > 0 for depth in plan.depths[:3])
     assert plan.depths[3:] == [0, 0, 0]
     sharing = [row._replace(unread_tokens=0) for row in rows]
-    assert min(PriceList(sharing, MOST, AcceptanceEstimate(MOST), costs).plan(sharing).depths) > 0
+    assert min(StepPlanner(sharing, MOST, AcceptanceEstimate(MOST), costs).at_best_price().plan(sharing).depths) > 0
 
 
 def test_trees_of_several_drafts_are_priced_together() -> None:
     rows = tuple([RowView(f"r{n}", 60, MOST, source=source, wide=True) for n, source in enumerate("abba")])
     acceptance, cheap = AcceptanceEstimate(MOST, 3), replace(COSTS, target=CostTable.line(1e-6, 1e-4, 0.02))
-    trees = PriceList(rows, MOST, acceptance, cheap, trees=candidates((3,) * MOST, 8)).plan(rows)
-    chains = PriceList(rows, MOST, acceptance, cheap).plan(rows)
+    trees = StepPlanner(rows, MOST, acceptance, cheap, trees=candidates((3,) * MOST, 8)).at_best_price().plan(rows)
+    chains = StepPlanner(rows, MOST, acceptance, cheap).at_best_price().plan(rows)
     assert trees.goodput >= chains.goodput * (1 - 1e-3)
     assert max(max(each.shape.widths, default=0) for each in trees.chosen) > 1
 
 
 def test_one_draft_is_planned_for_at_its_own_costs() -> None:
     rows = tuple([RowView(f"r{n}", 60, MOST, source="b") for n in range(3)])
-    found = PriceList(rows, MOST, AcceptanceEstimate(MOST), COSTS).plan(rows)
+    found = StepPlanner(rows, MOST, AcceptanceEstimate(MOST), COSTS).at_best_price().plan(rows)
     alone = LatencyModel(TARGET, COSTS.members["b"])
     same = [row._replace(source="draft") for row in rows]
-    other = PriceList(same, MOST, AcceptanceEstimate(MOST), alone).plan(same)
+    other = StepPlanner(same, MOST, AcceptanceEstimate(MOST), alone).at_best_price().plan(same)
     assert (found.goodput, found.depths) == (other.goodput, other.depths)
     assert found.nodes
 

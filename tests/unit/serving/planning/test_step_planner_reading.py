@@ -11,7 +11,7 @@ from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
-from distillspec.serving.planning.price_list import PriceList
+from distillspec.serving.planning.step_planner import StepPlanner
 
 COSTS = LatencyModel(CostTable.line(0.0, 2e-4, 9e-3), CostTable.line(0.0, 7e-5, 3e-4))
 MANY = 10_000
@@ -49,9 +49,9 @@ def test_one_answer_that_ends_soon_keeps_no_other_from_drafting() -> None:
 def test_a_longer_plan_to_learn_costs_from_reads_no_text() -> None:
     def explored(behind: RowView) -> list[int]:
         own = [RowView("read", 300, 4, unread_tokens=2), behind]
-        prices = PriceList(own, 4, AcceptanceEstimate(4), COSTS, trees=None)
-        best = prices.chains(own, [1, 0])
-        mode, plan = SpeculationPolicy().choose(own, prices, best, prices.plain(own), explores=1)
+        planner = StepPlanner(own, 4, AcceptanceEstimate(4), COSTS, trees=None).at_best_price()
+        best = planner.chains(own, [1, 0])
+        mode, plan = SpeculationPolicy().choose(own, planner, best, planner.plain(own), explores=1)
         assert mode == "exploring"
         return plan.depths
 

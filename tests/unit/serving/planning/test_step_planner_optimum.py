@@ -19,7 +19,7 @@ from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.planning.offers import StepPlan
-from distillspec.serving.planning.price_list import PriceList
+from distillspec.serving.planning.step_planner import StepPlanner
 from distillspec.serving.simulation.hardware import loaded_experts
 
 HAZARDS = st.lists(st.floats(0, 1), min_size=3, max_size=3)
@@ -51,7 +51,7 @@ def goodput(survival: Floats, lengths: Sequence[int], contexts: Sequence[int], l
 
 
 def best_plan(rows: Sequence[RowView], chances: Floats, latency: LatencyModel, price: float = 0.0) -> StepPlan:
-    return PriceList(rows, chances.shape[1], Chances(chances), latency, price=price).plan(rows)
+    return StepPlanner(rows, chances.shape[1], Chances(chances), latency).at_best_price(price).plan(rows)
 
 
 def test_a_pass_that_only_two_rows_pay_for_is_found() -> None:
@@ -187,7 +187,7 @@ def test_trees_are_chosen_nearly_as_by_brute_force(
         chances = shares / numpy.maximum(1, shares.sum(2, keepdims=True))
         contexts = generator.integers(0, 400, rows).tolist()
         views = rows_of(contexts, [len(widths)] * rows, drafts_block=drafts_block)
-        best = PriceList(views, len(widths), Chances(chances), latency, trees=nodes).plan(views)
+        best = StepPlanner(views, len(widths), Chances(chances), latency, trees=nodes).at_best_price().plan(views)
         gains = nodes.survival(chances)
         rates = [tree_rate(nodes, gains, own, contexts, latency) for own in product(trees, repeat=rows)]
         kept.append(best.goodput / max(rates))
@@ -201,7 +201,9 @@ def test_prompts_beside_the_rows_make_tokens_as_dear_as_they_are_there() -> None
     """Up to eight tokens cost the same. Beside a long prompt each one costs what it costs in a long pass."""
     latency = LatencyModel(CostTable(((1.0, 0.1), (8.0, 0.1), (100.0, 1.0))), CostTable.line(0, 0, 1e-4))
     rows, chances = rows_of([5], [2]), numpy.array([[[0.5], [0.1]]])
-    alone, beside = (PriceList(rows, 2, Chances(chances), latency, prefill_tokens=n).plan(rows) for n in (0, 50))
+    alone, beside = (
+        StepPlanner(rows, 2, Chances(chances), latency, prefill_tokens=n).at_best_price().plan(rows) for n in (0, 50)
+    )
     assert (alone.depths, beside.depths) == ([2], [1])
     assert beside.expected.seconds == pytest.approx(0.1 + 0.9 / 92 + 1e-4)
 
