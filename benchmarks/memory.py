@@ -26,7 +26,7 @@ from distillspec.models import LanguageModel, initialise_draft, load_target
 from distillspec.models.memory import slot_bytes, token_bytes
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
-from distillspec.serving.base.catch_up import ALONG
+from distillspec.serving.base.catch_up import READ_WITH_DRAFTING
 from distillspec.serving.proposers.base import caches_of
 from distillspec.serving.proposers.draft_model import DraftModel
 
@@ -142,7 +142,7 @@ def filled(engine: Engine, shared: int) -> dict[str, Any]:
     while True:
         engine.step()
         rows = engine.sequences.decoding
-        if len(rows) == len(engine.sequences.running) == before and _unread(engine) <= ALONG:
+        if len(rows) == len(engine.sequences.running) == before and _unread(engine) <= READ_WITH_DRAFTING:
             break
         before = len(engine.sequences.running)
     tokens = sum(row.computed for row in rows)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-ALONG = 8  # unread tokens a row may have in the first pass of a draft loop. Longer texts are read in a pass before it
-MOST = 512  # tokens of long texts that are read a step, over all rows
+READ_WITH_DRAFTING = 8  # unread tokens a row may have in the first pass of a draft loop. More are read in a pass before
+CATCH_UP_TOKENS_A_STEP = 512  # of long texts, over all rows
 IN_STEP = 1  # unread tokens of a row whose draft has kept up
 
 
@@ -16,4 +16,4 @@ def catch_up_cost(unread_tokens: Sequence[int]) -> tuple[int, int]:
         unread_tokens: tokens that the draft has not read, of each row that drafts.
     """
     behind = sum([max(0, tokens - IN_STEP) for tokens in unread_tokens])
-    return min(behind, MOST), int(any(tokens > ALONG for tokens in unread_tokens))
+    return min(behind, CATCH_UP_TOKENS_A_STEP), int(any(tokens > READ_WITH_DRAFTING for tokens in unread_tokens))

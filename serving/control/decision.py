@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from distillspec.serving.base.catch_up import ALONG
+from distillspec.serving.base.catch_up import READ_WITH_DRAFTING
 from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.shape import NO_TREE, TreeShape
 from distillspec.serving.costs.latency import LatencyModel
@@ -100,7 +100,7 @@ class Decision:
         if not any(self.lengths) and not any(row.max_time_per_token_s for row in rows):
             return sources_of(rows) == sources_of(self.rows) and not self._is_surer(rows)
         own = zip(self.rows, self.lengths, strict=True)
-        if any(length and row.drafted_by_model and row.unread_tokens > ALONG for row, length in own):
+        if any(length and row.drafted_by_model and row.unread_tokens > READ_WITH_DRAFTING for row, length in own):
             return False
         return len(rows) == len(self.rows) and all(_is_alike(*pair, most) for pair in zip(rows, self.rows, strict=True))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distillspec.serving.base.catch_up import ALONG
+from distillspec.serving.base.catch_up import READ_WITH_DRAFTING
 from distillspec.serving.base.rows import RowView, has_likely_nodes
 from distillspec.serving.control.decision import FEWER, Mode
 from distillspec.serving.costs.measured_gain import MeasuredGain
@@ -133,6 +133,6 @@ def _longer(rows: Sequence[RowView], planner: StepPlanner, best: StepPlan) -> St
     """Return chains of one token more a row, as far as no long text is read for it, None where they cost too much."""
     own = [each.row if each.shape.depth else row for each, row in zip(best.chosen, rows, strict=True)]
     pairs = zip(own, best.depths, strict=True)
-    lengths = [k + (k > 0 or not row.drafted_by_model or row.unread_tokens <= ALONG) for row, k in pairs]
+    lengths = [k + (k > 0 or not row.drafted_by_model or row.unread_tokens <= READ_WITH_DRAFTING) for row, k in pairs]
     longer = planner.chains(own, lengths)
     return longer if longer.nodes > best.nodes and longer.goodput > EXPLORE_WITHIN * best.goodput else None

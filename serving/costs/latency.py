@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from distillspec.errors import ConfigError
-from distillspec.serving.base.catch_up import ALONG, MOST, catch_up_cost
+from distillspec.serving.base.catch_up import CATCH_UP_TOKENS_A_STEP, READ_WITH_DRAFTING, catch_up_cost
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.ladder import Recorded
 from distillspec.serving.base.tree import DRAFT
@@ -136,9 +136,9 @@ class LatencyModel:
 
     def reading_s(self, unread_tokens: int, source: str = DRAFT) -> float:
         """Return the seconds in which one of the drafts reads a text that it is far behind in, over as many steps."""
-        if unread_tokens <= ALONG:
+        if unread_tokens <= READ_WITH_DRAFTING:
             return 0.0
-        steps = max(1.0, unread_tokens / MOST)
+        steps = max(1.0, unread_tokens / CATCH_UP_TOKENS_A_STEP)
         return steps * self.of_draft(source).catch_up_s([unread_tokens])
 
     def alike_s(self, rows: int, context: float, length: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distillspec.serving.base.catch_up import ALONG, MOST
+from distillspec.serving.base.catch_up import CATCH_UP_TOKENS_A_STEP, READ_WITH_DRAFTING
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.execution.row_input import RowInput
@@ -65,7 +65,7 @@ class ReadTexts:
         state = self.state(sequence.id)
         state.computed, state.unchecked, state.drafted, state.sibling = 0, False, (), None
 
-    def catch_up(self, sequences: Sequence[SequenceState], room: int = MOST) -> set[str]:
+    def catch_up(self, sequences: Sequence[SequenceState], room: int = CATCH_UP_TOKENS_A_STEP) -> set[str]:
         """Do catch-up prefill of those that are far behind, and return which can draft now.
 
         At most `room` tokens, in the order given. The others decode without drafts of this model meanwhile.
@@ -81,7 +81,7 @@ class ReadTexts:
                 continue
             self._copy_from_sibling(sequence, state)
             unread_tokens = len(sequence.tokens) - state.computed
-            if unread_tokens <= ALONG:
+            if unread_tokens <= READ_WITH_DRAFTING:
                 continue
             reading.append(state)
             if room > 0:
@@ -91,7 +91,7 @@ class ReadTexts:
             self.runner.read(inputs)
         for sequence, state in copying:
             self._copy_from_sibling(sequence, state)
-        return {s.id for s in sequences if len(s.tokens) - self.state(s.id).computed <= ALONG}
+        return {s.id for s in sequences if len(s.tokens) - self.state(s.id).computed <= READ_WITH_DRAFTING}
 
     def _read_on(self, sequence: SequenceState, state: DraftState, count: int) -> RowInput:
         """Return the next tokens to read. Drafting reads the newest of all."""

@@ -8,7 +8,7 @@ from random import Random
 import numpy
 
 from distillspec.serving.base.acceptance import ranked_of_source
-from distillspec.serving.base.catch_up import ALONG
+from distillspec.serving.base.catch_up import READ_WITH_DRAFTING
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult, decoding_rows
 from distillspec.serving.base.rows import RowView
@@ -273,7 +273,7 @@ class GoodputSelection(SelectionState):
         unread = {own.source: own.unread_tokens for own in drafts_of(row)} | dict.fromkeys(self.free, 0)
         if source is None or source not in unread:
             answer.coming = None
-        elif unread[source] <= ALONG or not self.fast_switching:
+        elif unread[source] <= READ_WITH_DRAFTING or not self.fast_switching:
             answer.draft, answer.coming, answer.since = source, None, row.context_tokens
             answer.loss, answer.later = answer.later, 0.0
             answer.belief = self._belief(source, answer)

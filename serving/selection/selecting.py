@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from distillspec.serving.base.catch_up import ALONG, MOST
+from distillspec.serving.base.catch_up import CATCH_UP_TOKENS_A_STEP, READ_WITH_DRAFTING
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, Reading, StepResult, decoding_rows
@@ -116,11 +116,11 @@ class SelectingController(WrappedController):
         for row in view.rows:
             source = coming.get(row.sequence_id)
             option = next((own for own in drafts_of(row) if own.source == source), None)
-            if source is None or option is None or option.unread_tokens <= ALONG:
+            if source is None or option is None or option.unread_tokens <= READ_WITH_DRAFTING:
                 continue
             table = latency.table_of(source)
             tokens = LEAST_READ
-            while table is not None and tokens < MOST and table.seconds(0, 2 * tokens) <= room_s:
+            while table is not None and tokens < CATCH_UP_TOKENS_A_STEP and table.seconds(0, 2 * tokens) <= room_s:
                 tokens *= 2
             found.append(Reading(row.sequence_id, source, tokens))
             room_s -= 0.0 if table is None else table.seconds(0, tokens)

@@ -6,7 +6,7 @@ import pytest
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Request, SamplingParams
-from distillspec.serving.base.catch_up import ALONG, MOST, catch_up_cost
+from distillspec.serving.base.catch_up import CATCH_UP_TOKENS_A_STEP, READ_WITH_DRAFTING, catch_up_cost
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
@@ -17,7 +17,14 @@ from ..conftest import MakeEngine, prompts
 
 @pytest.mark.parametrize(
     ("unread", "expected"),
-    [([], (0, 0)), ([1, 1], (0, 0)), ([2, 1], (1, 0)), ([8], (7, 0)), ([9, 1], (8, 1)), ([400, 400], (MOST, 1))],
+    [
+        ([], (0, 0)),
+        ([1, 1], (0, 0)),
+        ([2, 1], (1, 0)),
+        ([8], (7, 0)),
+        ([9, 1], (8, 1)),
+        ([400, 400], (CATCH_UP_TOKENS_A_STEP, 1)),
+    ],
 )
 def test_tokens_and_passes_of_catch_up_prefill(unread: list[int], expected: tuple[int, int]) -> None:
     assert catch_up_cost(unread) == expected
@@ -39,7 +46,7 @@ def test_the_draft_runs_as_many_passes_as_predicted(
     for place in range(2):
         params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.0)
         engine.submit(Request(f"r{place}", tuple(prompts()[place][:6]), params))
-    unread = [MOST]
+    unread = [CATCH_UP_TOKENS_A_STEP]
     while len(unread) < 2 or max(unread) > 2:  # until the draft is in step with both
         result = engine.step().result
         unread = [] if result is None else [row.unread_tokens for row in result.view.rows]
@@ -53,4 +60,4 @@ def test_the_draft_runs_as_many_passes_as_predicted(
     unread = [row.unread_tokens for row in result.view.rows]
     assert max(unread) >= plain_steps
     assert proposer.runner.passes - before == 2 + catch_up_cost(unread)[1]
-    assert catch_up_cost(unread)[1] == (plain_steps > ALONG)
+    assert catch_up_cost(unread)[1] == (plain_steps > READ_WITH_DRAFTING)

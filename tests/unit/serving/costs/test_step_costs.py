@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distillspec.serving.base.catch_up import ALONG
+from distillspec.serving.base.catch_up import READ_WITH_DRAFTING
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.base.shape import TreeShape, chain_shape
@@ -64,7 +64,7 @@ def test_long_texts_are_read_by_drafts_alone_and_paid_back_in_what_is_left() -> 
     costs, late = StepCosts(COSTS, 3), Option(4, unread_tokens=200)
     assert costs.reading_s(late) == pytest.approx(COSTS.reading_s(200))
     assert costs.reading_s(late) > 0
-    assert costs.reading_s(late._replace(unread_tokens=ALONG)) == 0
+    assert costs.reading_s(late._replace(unread_tokens=READ_WITH_DRAFTING)) == 0
     assert costs.reading_s(late._replace(drafted_by_model=False)) == 0
     assert costs.paid_back_s(late, 5.0) == pytest.approx(costs.reading_s(late) / 5)
     assert costs.paid_back_s(late, 1e9) == pytest.approx(costs.reading_s(late) / PAYS_BACK)

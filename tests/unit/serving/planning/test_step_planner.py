@@ -6,7 +6,7 @@ import pytest
 
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.candidates import candidates
-from distillspec.serving.base.catch_up import ALONG, MOST
+from distillspec.serving.base.catch_up import CATCH_UP_TOKENS_A_STEP, READ_WITH_DRAFTING
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.plans import RowPlan
 from distillspec.serving.base.rows import Option, RowView, evidence
@@ -141,7 +141,7 @@ def test_no_long_text_is_read_to_explore_its_draft() -> None:
         (chosen,) = StepPlanner([view], 4, learnt(0.5, 0.1), COSTS).at_best_price().plan([view], second=True).chosen
         return RowPlan.of(chosen.row, chosen.shape)
 
-    assert DRAFT in dict(sources(second(ALONG)))
+    assert DRAFT in dict(sources(second(READ_WITH_DRAFTING)))
     assert DRAFT in dict(sources(second(100))), "13 ms are less than half of a plain step"
     assert sources(second(400)) == [(NGRAM, 4)]
 
@@ -157,8 +157,8 @@ def test_reading_is_charged_for_all_steps_that_it_takes() -> None:
     def reads(unread: int) -> bool:
         return bool(sources(planned(row(None)._replace(unread_tokens=unread), alone=0.5)))
 
-    assert reads(MOST)
-    assert not reads(40 * MOST)
+    assert reads(CATCH_UP_TOKENS_A_STEP)
+    assert not reads(40 * CATCH_UP_TOKENS_A_STEP)
 
 
 def test_the_gain_of_named_nodes_is_over_the_best_without_them() -> None:

@@ -11,7 +11,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving import Request, SamplingParams
-from distillspec.serving.base.catch_up import MOST
+from distillspec.serving.base.catch_up import CATCH_UP_TOKENS_A_STEP
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.execution.runner import ModelRunner
@@ -52,7 +52,10 @@ def test_both_can_draft_after_one_has_read(texts: ReadTexts) -> None:
 def test_a_text_of_several_steps_is_copied_as_it_is_read(texts: ReadTexts) -> None:
     one, other = both(texts, 600)
     assert texts.catch_up([one, other]) == set()
-    assert (texts.state("one").computed, texts.state("other").computed) == (MOST, MOST)
+    assert (texts.state("one").computed, texts.state("other").computed) == (
+        CATCH_UP_TOKENS_A_STEP,
+        CATCH_UP_TOKENS_A_STEP,
+    )
     assert texts.state("other").unchecked
     assert texts.catch_up([one, other]) == {"one", "other"}
     assert texts.state("other").unchecked, "it has not drafted"

@@ -8,7 +8,7 @@ import pytest
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
-from distillspec.serving.base.catch_up import ALONG
+from distillspec.serving.base.catch_up import READ_WITH_DRAFTING
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.plans import StepResult
@@ -40,7 +40,7 @@ class Coming:
     def choose(self, rows: Sequence[RowView]) -> Choices:
         for own in rows:
             self.unread += [option.unread_tokens for option in own.options if option.source == "b"]
-        if self.steps == 20 or (self.steps > 5 and self.unread[-1] <= ALONG):
+        if self.steps == 20 or (self.steps > 5 and self.unread[-1] <= READ_WITH_DRAFTING):
             self.switched = True
         waits = self.ahead and self.steps >= 5 and not self.switched
         self.coming = {own.sequence_id: "b" for own in rows} if waits else {}
@@ -80,7 +80,7 @@ def test_a_draft_reads_ahead_in_parts_and_then_drafts_without_a_pass_of_its_own(
     most = max(own.tokens for result in reading for own in result.plan.readings)
     assert LEAST_READ - 3 <= max(read) <= most < len(LONG)
     first = next(place for place, result in enumerate(seen) if result.plan.chosen == {"r/0": "b"})
-    assert coming.unread[first] <= ALONG
+    assert coming.unread[first] <= READ_WITH_DRAFTING
     assert seen[first].rows[0].trials
     assert seen[first].rows[0].trials[0].source == "b"
 
@@ -95,7 +95,7 @@ def test_without_reading_ahead_the_switch_reads_all_at_once(
     )
     engine.generate([LONG], SamplingParams(temperature=0.0, max_tokens=26, ignore_eos=True))
     assert max(coming.unread) > len(LONG)
-    assert coming.unread[21] <= ALONG
+    assert coming.unread[21] <= READ_WITH_DRAFTING
 
 
 def test_reading_ahead_may_fail_as_drafting_may(
@@ -169,7 +169,7 @@ def test_a_running_answer_keeps_its_draft_until_the_new_one_has_read() -> None:
     assert selection.choose([_unread(row("new/0", written=200), "b", 203)]) == {"new/0": "a"}
     assert selection.coming == {"new/0": "b"}
     assert selection.choose([_unread(row("new/0", written=203), "b", 90)]) == {"new/0": "a"}
-    assert selection.choose([_unread(row("new/0", written=206), "b", ALONG)]) == {"new/0": "b"}
+    assert selection.choose([_unread(row("new/0", written=206), "b", READ_WITH_DRAFTING)]) == {"new/0": "b"}
     assert selection.coming == {}
 
 
