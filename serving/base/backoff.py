@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FIRST, MOST = 4, 256  # steps to wait
+FIRST_WAIT_STEPS, MOST_WAIT_STEPS = 4, 256
 
 
 class Backoff:
@@ -11,7 +11,7 @@ class Backoff:
     Successes, as many as the last wait had steps, reset the next wait to 4.
     """
 
-    def __init__(self, first: int = FIRST, most: int = MOST) -> None:
+    def __init__(self, first: int = FIRST_WAIT_STEPS, most: int = MOST_WAIT_STEPS) -> None:
         self.first, self.most = first, most
         self._wait = self._left = self._successes = 0
 

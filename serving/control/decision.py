@@ -17,7 +17,7 @@ from distillspec.serving.planning.offers import Offer
 Speculating = Literal["speculating", "exploring", "hoped", "trial", "within bounds", "bounds out of reach"]
 Mode = Literal[Speculating, "not worth it", "measuring plain", "nothing to draft for"]
 
-FEWER = 0.75  # of the rows that plain decoding was decided for, with which it goes on
+STAY_PLAIN_ROWS_SHARE = 0.75  # of the rows that plain decoding was decided for, with which it goes on
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,10 @@ class Decision:
         """
         origin, rows = self.origin, view.rows
         before = set(sources_of(origin.rows))
-        known = len(before.intersection(sources_of(rows)))
+        still_there = before.intersection(sources_of(rows))
+        enough = len(rows) >= STAY_PLAIN_ROWS_SHARE * len(before) and 2 * len(still_there) > len(rows)
         bounded = any(row.max_time_per_token_s for row in rows)
-        alike = len(rows) >= FEWER * len(before) and 2 * known > len(rows) and not bounded and not self._is_surer(rows)
+        alike = enough and not bounded and not self._is_surer(rows)
         return alike and (view.prefill_tokens > 0 or not origin.prefill_tokens)
 
 

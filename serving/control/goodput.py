@@ -23,7 +23,7 @@ from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.live_latency import LiveLatency
 from distillspec.serving.costs.step_work import catch_up_s, drafting_s, work_of
 from distillspec.serving.costs.table import Floats
-from distillspec.serving.planning.bounded import WITHIN, best_within, bounds_of
+from distillspec.serving.planning.bounded import KEPT_EXCESS, best_within, bounds_of
 from distillspec.serving.planning.offers import StepPlan
 from distillspec.serving.planning.step_planner import StepPlanner
 
@@ -187,7 +187,7 @@ class GoodputController:
             lengths = numpy.array(planned.depths)
             kept, excess = best_within(*bounded, lengths, further_s, alike=self._alike)
             if kept is not lengths:
-                mode = "within bounds" if excess <= WITHIN else "bounds out of reach"
+                mode = "within bounds" if excess <= KEPT_EXCESS else "bounds out of reach"
                 planned = planner.chains(view.rows, kept.tolist())
         rows = tuple([each.row for each in planned.chosen])
         promised = self._likely_sources.promised_ratio(best, plain, second=second) if likely else None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from distillspec.serving.base.backoff import Backoff
 
-# The share is of running means, and at least `PAYS`. It is what planning takes, and once steps were at rest what is
-# more outside of passes than then. Sources that bring less rest for some steps, then for twice as many. Their gain is a
-# running mean, too, from twice that share on.
-PAYS, SHARE, GAIN = 0.02, 0.05, 0.02
-REST, MOST_REST = 64, 1024
-# The best of several estimates is the most optimistic one. So a gain is corrected by what steps with likely nodes wrote
-# of the tokens that were expected, over what the others did. Both means forget, and start from so many tokens.
-FORGET, SURE = 1 / 512, 64.0
+LEAST_GAIN = 0.02  # of goodput. Sources that bring less rest, as do those that bring less than the share they take
+SHARE_WEIGHT = 0.05  # of a step in the running means of what the sources take
+GAIN_WEIGHT = 0.02  # of a plan in the running mean of their gain, which starts at twice the least one
+REST_STEPS, MOST_REST_STEPS = 64, 1024  # the first rest, doubled with each that follows at once, and the longest
+FORGET_SHARE = 1 / 512  # of the expected and written tokens, a step
+PRIOR_TOKENS = 64.0  # expected and written, before any step
 
 
 class LikelySourcesRest:
@@ -27,8 +25,10 @@ class LikelySourcesRest:
     def drop(self) -> None:
         """Forget the gain, and end a rest: the draft, or the costs, are others."""
         self._gain: float | None = None  # of goodput, by the sources
-        self._rest = Backoff(REST, MOST_REST)
-        self._expected, self._written = [SURE, SURE], [SURE, SURE]  # tokens of steps without likely nodes, and with
+        self._rest = Backoff(REST_STEPS, MOST_REST_STEPS)
+        # Tokens of steps without likely nodes, and of steps with them.
+        self._expected = [PRIOR_TOKENS, PRIOR_TOKENS]
+        self._written = [PRIOR_TOKENS, PRIOR_TOKENS]
 
     @property
     def rests(self) -> bool:
@@ -42,7 +42,7 @@ class LikelySourcesRest:
     def wrote(self, expected: float, written: float, *, likely: bool) -> None:
         """Learn from the tokens of a speculating step, with likely nodes or without."""
         for tokens, new in ((self._expected, expected), (self._written, written)):
-            tokens[likely] += new - FORGET * tokens[likely]
+            tokens[likely] += new - FORGET_SHARE * tokens[likely]
 
     def planned(self, share: float) -> None:
         """Learn the share that planning took of a step in which the sources could draft."""
@@ -60,7 +60,10 @@ class LikelySourcesRest:
 
     @property
     def share(self) -> float:
-        """Share of a step that the sources take."""
+        """Share of a step that the sources take.
+
+        It is what planning takes, and once steps were at rest what they take more outside of passes than those.
+        """
         planning = self._share or 0.0
         if self._awake_s is None or self._resting_s is None:
             return planning
@@ -69,11 +72,13 @@ class LikelySourcesRest:
     def weigh(self, gain: float) -> bool:
         """Learn the sources' expected gain of goodput in a plan. Return False where they rest from now on."""
         if gain:
-            others, likely = [own / of for own, of in zip(self._written, self._expected, strict=True)]
+            # The best of several estimates is the most optimistic one: what steps with likely nodes wrote of the
+            # expected tokens, over what the others did, corrects it.
+            others, likely = [written / of for written, of in zip(self._written, self._expected, strict=True)]
             gain = (1 + gain) * likely / others - 1
-        least = max(PAYS, self.share)
+        least = max(LEAST_GAIN, self.share)
         before = 2 * least if self._gain is None else self._gain
-        self._gain = before + GAIN * (gain - before)
+        self._gain = before + GAIN_WEIGHT * (gain - before)
         if self._gain >= least:
             self._rest.succeeded()
             return True
@@ -83,4 +88,4 @@ class LikelySourcesRest:
 
 
 def _mean(before: float | None, new: float) -> float:
-    return new if before is None else before + SHARE * (new - before)
+    return new if before is None else before + SHARE_WEIGHT * (new - before)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distillspec.serving.base.catch_up import READ_WITH_DRAFTING
 from distillspec.serving.base.rows import RowView, has_likely_nodes
-from distillspec.serving.control.decision import FEWER, Mode
+from distillspec.serving.control.decision import STAY_PLAIN_ROWS_SHARE, Mode
 from distillspec.serving.costs.measured_gain import MeasuredGain
 from distillspec.serving.costs.step_work import catch_up_s
 from distillspec.serving.planning.offers import StepPlan
@@ -104,7 +104,7 @@ class SpeculationPolicy(MeasuredGain):
             trial_catch_up_s: seconds of catch-up prefill in a step of a trial, None for other steps.
         """
         self.steps += 1
-        if speculated or rows < FEWER * self._looked_at_rows:  # of fewer rows a trial costs less
+        if speculated or rows < STAY_PLAIN_ROWS_SHARE * self._looked_at_rows:  # of fewer rows a trial costs less
             self._look_at, self._looked_at_rows = 0.0, 0
         elif self.trial_is_due:
             self._look_at, self._looked_at_rows = LOOK_AGAIN * self._since_speculation, rows

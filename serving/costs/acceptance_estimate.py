@@ -20,10 +20,10 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult, ranked_of_source
 from distillspec.serving.base.rows import BEHIND, RowView, evidence, is_joined
 
-IMAGINED = 5.0  # trials that the prior is worth
-POOLED = 20.0  # trials that all positions together are worth to each
-SIBLING = 0.2  # hazard of a sibling before anything was seen
-GLOBAL_ONLY = 1e30  # trials beside which a request's own vanish
+PRIOR_TRIALS = 5.0  # trials that the prior is worth
+POOLED_TRIALS = 20.0  # trials that all positions together are worth to each
+SIBLING_HAZARD = 0.2  # hazard of a sibling before anything was seen
+GLOBAL_ONLY_TRIALS = 1e30  # trials beside which a request's own vanish
 
 Floats = NDArray[numpy.float64]
 
@@ -124,8 +124,8 @@ class AcceptanceEstimate:
         """
         if self._shares is None:
             tried, accepted = numpy.array(self._further).reshape(2, self.speculation_length, self.width - 1)
-            pooled = (accepted.sum(0) + IMAGINED * SIBLING) / (tried.sum(0) + IMAGINED)
-            hazards = (accepted + POOLED * pooled) / (tried + POOLED)
+            pooled = (accepted.sum(0) + PRIOR_TRIALS * SIBLING_HAZARD) / (tried.sum(0) + PRIOR_TRIALS)
+            hazards = (accepted + POOLED_TRIALS * pooled) / (tried + POOLED_TRIALS)
             reached = numpy.cumprod(1 - hazards, 1)
             self._shares = hazards * numpy.concatenate([numpy.ones((len(hazards), 1)), reached[:, :-1]], 1)
         return self._shares
@@ -169,20 +169,20 @@ class AcceptanceEstimate:
         """
         if kind not in self._hazards:
             tried, accepted = numpy.array(self._all.get(kind, self._nothing))
-            self._hazards[kind] = (accepted + POOLED * self._mean(kind)[0]) / (tried + POOLED)
+            self._hazards[kind] = (accepted + POOLED_TRIALS * self._mean(kind)[0]) / (tried + POOLED_TRIALS)
         return self._hazards[kind]
 
     def _mean(self, kind: Hashable) -> tuple[float, float]:
         """Return P(a token is accepted) of a kind, over all requests and positions, and its standard error."""
         tried, accepted = map(sum, self._all.get(kind, self._nothing))
-        mean = (accepted + IMAGINED * self.prior) / (tried + IMAGINED)
-        return mean, (mean * (1 - mean) / (tried + IMAGINED)) ** 0.5
+        mean = (accepted + PRIOR_TRIALS * self.prior) / (tried + PRIOR_TRIALS)
+        return mean, (mean * (1 - mean) / (tried + PRIOR_TRIALS)) ** 0.5
 
     def _own_hazards(
         self, names: Sequence[str], kinds: Sequence[Hashable], beliefs: Sequence[float | None] | None
     ) -> Floats:
         """Return P(position i is accepted | those before it were) of each request `[n, positions]`."""
-        strength = min(self.strength, GLOBAL_ONLY)
+        strength = min(self.strength, GLOBAL_ONLY_TRIALS)
         pooled = numpy.array([self.hazards(kind) for kind in kinds]).reshape(len(kinds), self.speculation_length)
         if beliefs is not None:
             own = zip(kinds, beliefs, strict=True)

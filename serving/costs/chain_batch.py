@@ -14,7 +14,7 @@ from distillspec.serving.costs.drafted import Bools, DraftedCosts, Ints
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import Floats
 
-LEAST_S = 1e-9
+LEAST_STEP_S = 1e-9  # so that goodput is finite where passes cost nothing
 
 
 class Expected(NamedTuple):
@@ -73,7 +73,7 @@ class ChainBatch:
         rows, most = self.survival.shape
         self.survival = self.survival * (numpy.arange(most) < self.limits[:, None])
         seconds = self.latency.target.seconds(float(self.contexts.sum()), rows, rows)
-        self.plain = Expected(rows, max(seconds, LEAST_S))
+        self.plain = Expected(rows, max(seconds, LEAST_STEP_S))
 
     @cached_property
     def _costs(self) -> list[tuple[DraftedCosts, Bools]]:

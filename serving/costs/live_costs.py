@@ -16,10 +16,10 @@ LEAST_SHARE = 0.05  # of a first pass that each pass may cost, where a table has
 FULL_CONTEXT = 20_000.0  # cached tokens that may cost as much as a whole pass over one token, where nothing is known
 NOISE = 0.05  # usual relative error of one step's time
 WANDER, KNOT_WANDER = 0.01, 0.002  # relative change a step: of the machine's speed, and of the knots that were seen
-ALERT = 64  # the first steps are all taken in
+ALERT_STEPS = 64  # the first steps are all taken in
 TAKEN_EVERY = 4  # later, of steps that are like the last one taken in, one of so many
 ALIKE = 0.25  # relative difference of the tokens of such steps
-SURE = 0.35  # relative standard error of a prediction that can be judged by
+SURE_ERROR = 0.35  # relative standard error of a prediction that can be judged by
 
 SPIKE = 4.0  # residuals are clipped to so many times the usual one
 QUICK = 0.1  # weight of a new residual in the usual one
@@ -120,7 +120,7 @@ class LiveCosts:
         passes = list(map(self._recorded.up, passes))
         tokens = sum(passes)
         like_last = abs(tokens - self._last) <= ALIKE * self._last
-        if like_last and self._observed > ALERT and self._observed % TAKEN_EVERY:
+        if like_last and self._observed > ALERT_STEPS and self._observed % TAKEN_EVERY:
             return self._sure
         self._last = tokens
         work = self._work(context, passes, rows, first)
@@ -132,7 +132,7 @@ class LiveCosts:
         wandered = WANDER * self._state
         self._spread += numpy.array([wandered, -gain]).T @ numpy.array([wandered, shift])
         self._spread[self._seen, self._seen] += KNOT_WANDER**2
-        self._sure = variance**0.5 < SURE * predicted
+        self._sure = variance**0.5 < SURE_ERROR * predicted
         return self._sure
 
     def _work(self, context: float, passes: Sequence[float], rows: float, first: bool) -> Floats:

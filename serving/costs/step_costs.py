@@ -9,11 +9,11 @@ import numpy
 
 from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.costs.chain_batch import LEAST_S
+from distillspec.serving.costs.chain_batch import LEAST_STEP_S
 from distillspec.serving.costs.drafted import DraftedCosts
 from distillspec.serving.costs.latency import LatencyModel
 
-PAYS_BACK = 24  # steps in which the reading of a long text by a draft must pay
+PAY_BACK_STEPS = 24  # steps in which the reading of a long text by a draft must pay
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class StepCosts:
         """
         rows, context = len(trees), sum([row.context_tokens for row, _ in trees])
         seconds = self.latency.target.seconds(context, rows, rows) + self.nodes_s(nodes) + self._drafting_s(trees)
-        return max(seconds, LEAST_S)
+        return max(seconds, LEAST_STEP_S)
 
     def _drafting_s(self, trees: Sequence[tuple[RowView, TreeShape]]) -> float:
         """Return the seconds of all drafting. All sources without a model together cost `draft_free_s`."""
@@ -82,4 +82,4 @@ class StepCosts:
 
     def paid_back_s(self, own: RowView | Option, left: float) -> float:
         """Return what this reading costs a step, where it must pay in the steps that are left."""
-        return self.reading_s(own) / min(PAYS_BACK, left)
+        return self.reading_s(own) / min(PAY_BACK_STEPS, left)

@@ -20,7 +20,7 @@ from distillspec.serving.costs.table import Floats
 
 MOST_LEVELS = 48  # values of τ that are tried, evenly chosen where there are more
 MOST_FURTHER = 64  # numbers of further tokens that are tried for each, evenly chosen too
-WITHIN = 1 + 1e-9  # of a bound
+KEPT_EXCESS = 1 + 1e-9  # time per token over its bound, up to which this is kept
 
 
 def bounds_of(rows: Sequence[RowView], of_all: float | None) -> Floats | None:
@@ -52,11 +52,11 @@ def best_within(
         return (found[:, 0] + further_s) / products[rows, lengths].min(1, initial=numpy.inf), found[:, 1]
 
     excess, _ = judged(planned[None])
-    if excess[0] <= WITHIN:
+    if excess[0] <= KEPT_EXCESS:
         return planned, float(excess[0])
     lengths = batch.alike if alike or len(bounds) == 1 else _above_floors(batch, products)
     excess, goodput = judged(lengths)
-    kept = excess <= WITHIN
+    kept = excess <= KEPT_EXCESS
     place = int(numpy.where(kept, goodput, -numpy.inf).argmax() if kept.any() else excess.argmin())
     return lengths[place], float(excess[place])
 

@@ -23,13 +23,13 @@ from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.chain_batch import Expected
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.step_costs import StepCosts
-from distillspec.serving.planning.grown_trees import Drafted, grow, within
+from distillspec.serving.planning.best_trees import Drafted, best_trees, within
 from distillspec.serving.planning.offers import Offer, StepPlan, choose
 
 FEW_NODES_A_ROW = 4  # over which the cost of one is taken
-ROUNDS = 3  # in which a price is looked for
-CLOSE = 0.02  # relative difference of a price from the goodput that it leads to, at which it is taken
-EXPLORED = 0.5  # plain steps that reading a text may take, so that its draft is explored
+PRICE_ROUNDS = 3  # in which a price is looked for
+PRICE_TOLERANCE = 0.02  # relative difference of a price from the goodput that it leads to, at which it is taken
+EXPLORED_READING_STEPS = 0.5  # plain steps that reading a text may take, so that its draft is explored
 
 Key = tuple[str, str, int, bool]  # of a tree: sequence, source, match, and whether it is behind likely nodes
 
@@ -82,11 +82,11 @@ class StepPlanner:
         rows, plain = self._first_rows, self._first_plain.goodput
         drafts = {option.source for row in rows for option in row.options if option.drafted_by_model}
         self.price = max(start, plain)
-        for turn in range(ROUNDS):
+        for turn in range(PRICE_ROUNDS):
             best = self.plan(rows)
             last, self.price = self.price, max(self._earned(best), plain)
             settled = turn or len(drafts) < 2 or best.drafted == self._drafting
-            if settled and abs(self.price - last) <= CLOSE * last:
+            if settled and abs(self.price - last) <= PRICE_TOLERANCE * last:
                 self.price = last
                 self._first_best = best
                 break
@@ -168,7 +168,7 @@ class StepPlanner:
         reading_s = {row.sequence_id: sum(map(self.costs.reading_s, row.options)) for row in rows}
         explored = {name for name, seconds in reading_s.items() if not seconds}
         behind = min([(seconds, name) for name, seconds in reading_s.items() if seconds], default=None)
-        if behind is not None and behind[0] <= EXPLORED * self.plain(rows).expected.seconds:
+        if behind is not None and behind[0] <= EXPLORED_READING_STEPS * self.plain(rows).expected.seconds:
             explored.add(behind[1])
         return explored
 
@@ -252,7 +252,7 @@ class StepPlanner:
         further = sum([count for source, count in self._drafting.items() if source != first.source])
         further += times * sum(map(_before, options))
         costs = self.costs.of_trees(rows, first, nodes.depth, times * len(nodes), further)
-        return grow(nodes, within(gains, list(map(self._room, options))), missed, costs, self.price, times)
+        return best_trees(nodes, within(gains, list(map(self._room, options))), missed, costs, self.price, times)
 
     def _room(self, option: Option) -> int:
         """Return the most nodes of a draft's tree: the engine reserves places for a tree's, likely nodes included."""

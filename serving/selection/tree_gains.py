@@ -1,7 +1,7 @@
 """Trees of one draft that pay at a price: tokens, nodes and reads by levels and by the chance that a token is accepted.
 
 A controller keeps the nodes of a tree whose chance to be on the accepted path exceeds what a node must bring (see
-`planning.grown_trees`). A selection prices many rows and drafts, so this is tabled by the chance and interpolated.
+`planning.best_trees`). A selection prices many rows and drafts, so this is tabled by the chance and interpolated.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.costs.acceptance_estimate import GLOBAL_ONLY, AcceptanceEstimate
+from distillspec.serving.costs.acceptance_estimate import GLOBAL_ONLY_TRIALS, AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel, guessed
 from distillspec.serving.costs.table import CostTable
 
@@ -47,7 +47,7 @@ def test_an_engine_may_have_one_length_for_all_rows(
     engine.clock = ticks()
     controller = engine.controller
     assert isinstance(controller, GoodputController)
-    assert (controller.acceptance.strength >= GLOBAL_ONLY) == (lengths == "global")
+    assert (controller.acceptance.strength >= GLOBAL_ONLY_TRIALS) == (lengths == "global")
     requests = [
         Request(str(i), tuple(p), SamplingParams(temperature=0.0, max_tokens=30)) for i, p in enumerate(prompts())
     ]

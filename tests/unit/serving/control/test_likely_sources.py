@@ -15,7 +15,7 @@ from distillspec.serving.base.rows import BatchView, Option, RowView, without_li
 from distillspec.serving.base.tree import DRAFT, NGRAM
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.likely_sources import SECOND_EVERY, LikelySources
-from distillspec.serving.control.likely_sources_rest import REST
+from distillspec.serving.control.likely_sources_rest import REST_STEPS
 from distillspec.serving.control.reused_plan import HOLD_STEPS, ReusedPlan
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.latency import LatencyModel
@@ -105,12 +105,12 @@ def test_nodes_that_never_pay_are_tried_seldom() -> None:
 @pytest.mark.parametrize("names", ["a", "abc"])
 def test_sources_that_bring_little_rest_and_are_tried_again(names: str) -> None:
     controller = GoodputController(4, COSTS)
-    for _ in range(REST):
+    for _ in range(REST_STEPS):
         step(controller, view(1e-4, names=names))
     assert NGRAM not in dict(nodes_of(step(controller, view(0.9, 0.8, names=names)))), "it rests"
-    woken = [NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names=names)))) for _ in range(2 * REST)]
-    assert not any(woken[: REST // 4])
-    assert sum(woken[REST:]) > REST // 2
+    woken = [NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names=names)))) for _ in range(2 * REST_STEPS)]
+    assert not any(woken[: REST_STEPS // 4])
+    assert sum(woken[REST_STEPS:]) > REST_STEPS // 2
 
 
 @pytest.mark.parametrize(("planning_s", "rests"), [(1e-3, False), (2e-2, True)])
@@ -119,7 +119,7 @@ def test_sources_must_bring_more_than_planning_with_them_takes(planning_s: float
     controller = GoodputController(4, COSTS, drafts_with_model=False)
     seen = BatchView(tuple([row._replace(others=()) for row in view(0.3, names="abc").rows]))
     drafted = []
-    for turn in range(2 * REST):
+    for turn in range(2 * REST_STEPS):
         plan = controller.plan(seen)
         stood = int(turn % 10 < 3)  # they keep what they promise
         rows = tuple([halved(row)._replace(accepted=stood, emitted=1 + stood) for row in plan.rows])
@@ -127,7 +127,7 @@ def test_sources_must_bring_more_than_planning_with_them_takes(planning_s: float
         took_s = 3e-2 + 3e-4 * (3 + nodes)
         controller.observe(StepResult(rows, seen, plan, 0, 0.0, took_s, took_s + planning_s, planning_s=planning_s))
         drafted.append(nodes)
-    assert (drafted.count(0) > REST // 2) is rests
+    assert (drafted.count(0) > REST_STEPS // 2) is rests
 
 
 def test_steps_count_without_planning_but_where_each_is_planned_for() -> None:
@@ -167,7 +167,7 @@ def test_a_plain_plan_holds_while_no_row_has_likely_nodes() -> None:
 @pytest.mark.parametrize(("earned", "other"), [("abc", "a"), ("ab", "abc")])
 def test_few_rows_and_many_rest_apart(earned: str, other: str) -> None:
     controller = GoodputController(4, COSTS)
-    for _ in range(REST):
+    for _ in range(REST_STEPS):
         step(controller, view(1e-4, names=earned))
     assert NGRAM not in dict(nodes_of(step(controller, view(0.9, 0.8, names=earned))))
     assert any(NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names=other)))) for _ in range(HOLD_STEPS))
@@ -175,7 +175,7 @@ def test_few_rows_and_many_rest_apart(earned: str, other: str) -> None:
 
 def test_another_draft_ends_a_rest() -> None:
     controller = GoodputController(4, COSTS)
-    for _ in range(REST):
+    for _ in range(REST_STEPS):
         step(controller, view(1e-4, names="abc"))
     controller.draft_changed(DraftChange())
     assert any(NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names="abc")))) for _ in range(HOLD_STEPS))

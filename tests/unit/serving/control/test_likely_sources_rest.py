@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distillspec.serving.control.likely_sources_rest import MOST_REST, PAYS, REST, LikelySourcesRest
+from distillspec.serving.control.likely_sources_rest import LEAST_GAIN, MOST_REST_STEPS, REST_STEPS, LikelySourcesRest
 
 
 def weighed(rest: LikelySourcesRest, gain: float) -> int:
@@ -17,11 +17,11 @@ def test_sources_that_bring_nothing_rest_longer_each_time() -> None:
     for _ in range(6):
         weighed(rest, 0.0)
         waits.append(next(step for step in range(10_000) if not rest.rests or rest.step()))
-    assert waits == [REST, 2 * REST, 4 * REST, 8 * REST, MOST_REST, MOST_REST]
+    assert waits == [REST_STEPS, 2 * REST_STEPS, 4 * REST_STEPS, 8 * REST_STEPS, MOST_REST_STEPS, MOST_REST_STEPS]
 
 
 @pytest.mark.parametrize(
-    ("share", "gain", "rests"), [(0.0, 1.1 * PAYS, False), (0.1, 1.1 * PAYS, True), (0.1, 0.11, False)]
+    ("share", "gain", "rests"), [(0.0, 1.1 * LEAST_GAIN, False), (0.1, 1.1 * LEAST_GAIN, True), (0.1, 0.11, False)]
 )
 def test_a_gain_is_weighed_against_the_measured_share(share: float, gain: float, rests: bool) -> None:
     rest = LikelySourcesRest()

@@ -10,7 +10,7 @@ from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.base.shape import TreeShape, chain_shape
 from distillspec.serving.base.tree import NGRAM
 from distillspec.serving.costs.latency import LatencyModel
-from distillspec.serving.costs.step_costs import PAYS_BACK, StepCosts
+from distillspec.serving.costs.step_costs import PAY_BACK_STEPS, StepCosts
 from distillspec.serving.costs.table import CostTable
 
 TARGET = CostTable(((1.0, 1.0), (4.0, 1.1), (9.0, 3.0)), 0.01, 0.1)
@@ -67,4 +67,4 @@ def test_long_texts_are_read_by_drafts_alone_and_paid_back_in_what_is_left() -> 
     assert costs.reading_s(late._replace(unread_tokens=READ_WITH_DRAFTING)) == 0
     assert costs.reading_s(late._replace(drafted_by_model=False)) == 0
     assert costs.paid_back_s(late, 5.0) == pytest.approx(costs.reading_s(late) / 5)
-    assert costs.paid_back_s(late, 1e9) == pytest.approx(costs.reading_s(late) / PAYS_BACK)
+    assert costs.paid_back_s(late, 1e9) == pytest.approx(costs.reading_s(late) / PAY_BACK_STEPS)

@@ -16,7 +16,7 @@ from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.planning.bounded import best_within
-from distillspec.serving.planning.step_planner import CLOSE, StepPlanner
+from distillspec.serving.planning.step_planner import PRICE_TOLERANCE, StepPlanner
 
 MOST = 3
 TARGET = CostTable(((1.0, 0.02), (4.0, 0.021), (8.0, 0.026), (32.0, 0.07)), 1e-6)
@@ -90,7 +90,7 @@ def test_the_plan_before_leads_to_the_same_one_in_a_single_round(sources: list[s
         acceptance = learnt(seed, sources)
         first = StepPlanner(rows, MOST, acceptance, COSTS).at_best_price().plan(rows)
         again = StepPlanner(rows, MOST, acceptance, COSTS, before=first.drafted).at_best_price(first.goodput).plan(rows)
-        assert again.goodput >= first.goodput * (1 - CLOSE)
+        assert again.goodput >= first.goodput * (1 - PRICE_TOLERANCE)
 
 
 def test_a_draft_that_is_left_to_a_single_row_does_not_run_for_it() -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from distillspec.serving import Request
-from distillspec.serving.base.backoff import FIRST
+from distillspec.serving.base.backoff import FIRST_WAIT_STEPS
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.shape import chain_of
 from distillspec.serving.base.tree import TokenTree
@@ -43,14 +43,14 @@ def test_what_all_rows_of_a_step_share_is_one_failure(caplog: pytest.LogCaptureF
             health.committed(row, EMPTY, ())
     assert all(row.failed_sources == {"half"} for row in rows)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert f"no speculation for {FIRST} steps" in line
+    assert f"no speculation for {FIRST_WAIT_STEPS} steps" in line
     waited = 0
     while health.paused:
         health.step()
         waited += 1
-    assert waited == FIRST
+    assert waited == FIRST_WAIT_STEPS
     health.committed(rows[0], EMPTY, ())
-    for _ in range(2 * FIRST - 1):
+    for _ in range(2 * FIRST_WAIT_STEPS - 1):
         health.step()
         assert health.paused
     health.step()
@@ -91,14 +91,14 @@ def test_a_draft_of_nan_answers_in_a_row_rests(caplog: pytest.LogCaptureFixture)
     assert "half failed (its logits were NaN or infinite for 3 answers in a row)" in line
     assert health.paused
     assert not health.healthy
-    for _ in range(FIRST):
+    for _ in range(FIRST_WAIT_STEPS):
         health.step()
     assert not health.paused
     answer("fourth", True)
     assert health.paused, "one more says enough"
-    for _ in range(2 * FIRST):
+    for _ in range(2 * FIRST_WAIT_STEPS):
         health.step()
-    for number in range(2 * FIRST):
+    for number in range(2 * FIRST_WAIT_STEPS):
         assert not health.healthy
         answer(f"sound {number}", False)
     assert health.healthy

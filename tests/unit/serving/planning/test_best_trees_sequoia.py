@@ -11,7 +11,7 @@ from distillspec.serving.base.candidates import candidates
 from distillspec.serving.costs.drafted import DraftedCosts
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
-from distillspec.serving.planning.grown_trees import grow
+from distillspec.serving.planning.best_trees import best_trees
 
 DEPTH, WIDTH = 4, 4
 TOO_DEAR_S = 1e4
@@ -51,6 +51,6 @@ def test_a_budget_of_nodes_is_spent_as_by_sequoia(nodes: int, seed: int) -> None
     chances = numpy.broadcast_to(accepted, (1, DEPTH, WIDTH))
     target = CostTable(((1.0, 1.0), (1.0 + nodes, 1.0), (2.0 + nodes, TOO_DEAR_S)))
     costs = DraftedCosts(LatencyModel(target, None, 0.0), numpy.zeros(1, dtype=numpy.int64), DEPTH, nodes=len(trees))
-    (best,) = grow(trees, trees.survival(chances), numpy.ones(1), costs, price=1.0)
+    (best,) = best_trees(trees, trees.survival(chances), numpy.ones(1), costs, price=1.0)
     assert best.shape.nodes == nodes
     assert 1 + best.tokens == pytest.approx(most_tokens(tuple(accepted.tolist()), nodes))

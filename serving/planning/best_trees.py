@@ -22,15 +22,15 @@ from distillspec.serving.costs.table import Floats
 class Drafted(NamedTuple):
     """The tree of one source for one row."""
 
-    tokens: float = 0.0  # expected to be accepted, where no node that it is behind is
+    tokens: float = 0.0  # expected accepted tokens, given that none of the likely nodes before it is accepted
     seconds: float = 0.0  # its share of the step's
     shape: TreeShape = NO_TREE
 
 
-def grow(
+def best_trees(
     nodes: Candidates, gains: Floats, missed: Floats, costs: DraftedCosts, price: float, times: int = 1
 ) -> tuple[Drafted, ...]:
-    """Return the tree of each row.
+    """Return the best tree of each row.
 
     Args:
         gains: `[n, U]`, P(the node is on the accepted path), 0 for nodes that a row may not have. None has a higher

@@ -11,7 +11,7 @@ from distillspec.serving.base.candidates import Candidates, candidates, chains
 from distillspec.serving.costs.drafted import DraftedCosts
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable, Floats
-from distillspec.serving.planning.grown_trees import Drafted, grow, within
+from distillspec.serving.planning.best_trees import Drafted, best_trees, within
 
 TARGET = CostTable.line(0.0, 1e-3, 1e-2)
 COSTS = LatencyModel(TARGET, CostTable.line(0.0, 5e-4, 2e-3))
@@ -50,7 +50,7 @@ def test_no_trees_of_all_rows_together_are_worth_more(seed: int, price: float) -
     nodes, random = candidates((2, 2), 6), numpy.random.default_rng(seed)
     chances = numpy.sort(random.uniform(0, 0.5, (2, 2, 2)), -1)[..., ::-1]
     gains, missed = nodes.survival(chances), random.uniform(0.5, 1.0, 2)
-    found = grow(nodes, gains, missed, costs_of(COSTS, nodes, 2), price)
+    found = best_trees(nodes, gains, missed, costs_of(COSTS, nodes, 2), price)
     best = max(value(pair, missed, price, COSTS) for pair in product(*[every_tree(nodes, own) for own in gains]))
     # Nodes are taken by their gains alone: those that the draft reads cost half a millisecond more.
     assert best - 5e-4 * price * 2 <= value(found, missed, price, COSTS) <= best + 1e-12
@@ -59,7 +59,7 @@ def test_no_trees_of_all_rows_together_are_worth_more(seed: int, price: float) -
 def test_what_rows_are_said_to_cost_is_what_the_step_takes() -> None:
     nodes = candidates((2, 1, 1), 6)
     gains = nodes.survival(numpy.full((3, 3, 2), [[[0.6, 0.2]]]))
-    found = grow(nodes, gains, numpy.ones(3), costs_of(COSTS, nodes, 3), 60.0)
+    found = best_trees(nodes, gains, numpy.ones(3), costs_of(COSTS, nodes, 3), 60.0)
     assert all(own.shape.depth for own in found)
     expected = -value(found, numpy.zeros(3), 1.0, COSTS)
     assert sum(own.seconds for own in found) == pytest.approx(expected)
@@ -70,17 +70,17 @@ def test_nodes_stop_where_the_table_jumps() -> None:
         CostTable.rising([(1, 1e-2), (4, 1.01e-2), (5, 3e-2), (16, 3.1e-2)]), CostTable.line(0, 0, 1e-4)
     )
     nodes = chains(4)
-    (found,) = grow(nodes, numpy.array([[0.9, 0.8, 0.7, 0.6]]), numpy.ones(1), costs_of(jump, nodes, 1), 100.0)
+    (found,) = best_trees(nodes, numpy.array([[0.9, 0.8, 0.7, 0.6]]), numpy.ones(1), costs_of(jump, nodes, 1), 100.0)
     assert found.shape.nodes == 3
-    both = grow(nodes, 0.5 ** numpy.full((2, 4), [1, 2, 3, 4]), numpy.ones(2), costs_of(jump, nodes, 2), 100.0)
+    both = best_trees(nodes, 0.5 ** numpy.full((2, 4), [1, 2, 3, 4]), numpy.ones(2), costs_of(jump, nodes, 2), 100.0)
     assert sum(own.shape.nodes for own in both) == 2
 
 
 def test_a_row_alone_pays_for_its_passes_and_one_among_many_for_a_share() -> None:
     dear = LatencyModel(TARGET, CostTable.line(0.0, 0.0, 8e-3))
     nodes, gains = chains(1), numpy.array([[0.5]])
-    assert not grow(nodes, gains, numpy.ones(1), costs_of(dear, nodes, 1), 80.0)[0].shape.depth
-    (among,) = grow(nodes, gains, numpy.ones(1), costs_of(dear, nodes, 1, times=8), 80.0, times=8)
+    assert not best_trees(nodes, gains, numpy.ones(1), costs_of(dear, nodes, 1), 80.0)[0].shape.depth
+    (among,) = best_trees(nodes, gains, numpy.ones(1), costs_of(dear, nodes, 1, times=8), 80.0, times=8)
     assert among.shape.depth == 1
     assert among.seconds == pytest.approx(1e-3 + 1e-3)
 
@@ -88,14 +88,14 @@ def test_a_row_alone_pays_for_its_passes_and_one_among_many_for_a_share() -> Non
 def test_a_block_costs_one_pass_by_the_deepest_row() -> None:
     block = LatencyModel(TARGET, CostTable.line(0.0, 1e-3, 5e-3), drafts_block=True)
     nodes, gains = chains(3), numpy.array([[0.9, 0.8, 0.7], [0.9, 0.1, 0.0]])
-    found = grow(nodes, gains, numpy.ones(2), costs_of(block, nodes, 2), 60.0)
+    found = best_trees(nodes, gains, numpy.ones(2), costs_of(block, nodes, 2), 60.0)
     assert [own.shape.depth for own in found] == [3, 2]
     assert sum(own.seconds for own in found) == pytest.approx(5 * 1e-3 + 5e-3 + 6 * 1e-3)
 
 
 def test_a_source_without_a_model_costs_the_same_whatever_it_drafts() -> None:
     free = LatencyModel(TARGET, None, draft_free_s=2e-4)
-    found = grow(chains(2), numpy.full((2, 2), 0.9), numpy.ones(2), costs_of(free, chains(2), 2), 50.0)
+    found = best_trees(chains(2), numpy.full((2, 2), 0.9), numpy.ones(2), costs_of(free, chains(2), 2), 50.0)
     assert sum(own.seconds for own in found) == pytest.approx(4e-3 + 2e-4)
 
 
@@ -107,4 +107,4 @@ def test_a_row_has_its_best_nodes_as_far_as_there_is_room() -> None:
 
 def test_nothing_is_drafted_that_nobody_may_have() -> None:
     nodes = chains(2)
-    assert grow(nodes, numpy.zeros((2, 2)), numpy.ones(2), costs_of(COSTS, nodes, 2), 50.0) == (Drafted(),) * 2
+    assert best_trees(nodes, numpy.zeros((2, 2)), numpy.ones(2), costs_of(COSTS, nodes, 2), 50.0) == (Drafted(),) * 2
