@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distillspec.serving.base.backoff import Backoff
+from distillspec.serving.base.running_mean import running_mean
 
 LEAST_GAIN = 0.02  # of goodput. Sources that bring less rest, as do those that bring less than the share they take
 SHARE_WEIGHT = 0.05  # of a step in the running means of what the sources take
@@ -48,15 +49,16 @@ class LikelySourcesRest:
         """Learn the share that planning took of a step in which the sources could draft."""
         if self._share is None:
             self._gain = None
-        self._share = _mean(self._share, share)
+        self._share = running_mean(self._share, share, SHARE_WEIGHT)
 
     def took(self, outside_s: float, step_s: float) -> None:
         """Learn the seconds of all outside of passes of a step that speculated as it could."""
-        self._awake_s, self._step_s = _mean(self._awake_s, outside_s), step_s
+        self._awake_s = running_mean(self._awake_s, outside_s, SHARE_WEIGHT)
+        self._step_s = step_s
 
     def rested(self, outside_s: float) -> None:
         """Learn the seconds outside of passes of a step at rest."""
-        self._resting_s = _mean(self._resting_s, outside_s)
+        self._resting_s = running_mean(self._resting_s, outside_s, SHARE_WEIGHT)
 
     @property
     def share(self) -> float:
@@ -77,15 +79,10 @@ class LikelySourcesRest:
             others, likely = [written / of for written, of in zip(self._written, self._expected, strict=True)]
             gain = (1 + gain) * likely / others - 1
         least = max(LEAST_GAIN, self.share)
-        before = 2 * least if self._gain is None else self._gain
-        self._gain = before + GAIN_WEIGHT * (gain - before)
+        self._gain = running_mean(2 * least if self._gain is None else self._gain, gain, GAIN_WEIGHT)
         if self._gain >= least:
             self._rest.succeeded()
             return True
         self._rest.failed()
         self._gain = None
         return False
-
-
-def _mean(before: float | None, new: float) -> float:
-    return new if before is None else before + SHARE_WEIGHT * (new - before)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from distillspec.serving.base.plans import StepResult
+from distillspec.serving.base.running_mean import running_mean
 
 LEAST = 4  # tokens. Where a pass of more takes hardly longer, their measured time allows more
 PATIENCE_S = 1.0  # prompts that wait are read within about so long, whatever that costs the others
-NEW = 0.1  # weight of the newest step in the running means
+NEW_WEIGHT = 0.1  # of the newest step in the running means
 
 
 class PrefillPace:
@@ -50,10 +51,7 @@ class PrefillPace:
         if not result.view.rows:
             return
         if not result.prefill_tokens:
-            self._plain_s = _mean(self._plain_s, result.total_s)
+            self._plain_s = running_mean(self._plain_s, result.total_s, NEW_WEIGHT)
         elif self._plain_s is not None:
-            self._token_s = _mean(self._token_s, max(0.0, result.total_s - self._plain_s) / result.prefill_tokens)
-
-
-def _mean(before: float | None, value: float) -> float:
-    return value if before is None else (1 - NEW) * before + NEW * value
+            token_s = max(0.0, result.total_s - self._plain_s) / result.prefill_tokens
+            self._token_s = running_mean(self._token_s, token_s, NEW_WEIGHT)
