@@ -198,9 +198,9 @@ class GoodputController:
             rows=rows,
             predicted_tokens=planned.expected.tokens,
             predicted_s=planned.expected.seconds + further_s + catch_up_s(latency, rows, planned.depths),
-            plain_tokens_per_s=policy.plain_rate(plain.goodput),
-            best_tokens_per_s=best.goodput * policy.gain,
-            uncertainty=policy.uncertainty,
+            plain_tokens_per_s=policy.measured.plain_rate(plain.goodput),
+            best_tokens_per_s=best.goodput * policy.measured.gain,
+            uncertainty=policy.measured.uncertainty,
             hazards=tuple(self._acceptance.hazards().tolist()),
             latency=latency,
             predicted_plain_goodput=plain.goodput,
@@ -265,7 +265,7 @@ class GoodputController:
             speculated = any(row.nodes for row in rows)
             tokens = (sum([row.emitted for row in rows]), why.predicted_tokens) if speculated else None
             measured_s = self._likely_sources.learn(result, why, tokens)
-            self._speculation.saw(measured_s, why.predicted_s - prompts_s, prompts_s, tokens)
+            self._speculation.measured.saw(measured_s, why.predicted_s - prompts_s, prompts_s, tokens)
             # Plain steps are judged too: other rows, or drafts, may be worth speculation.
             self._speculation.judge(why.predicted_plain_goodput, why.predicted_best_goodput)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from distillspec.serving.base.catch_up import READ_WITH_DRAFTING
 from distillspec.serving.base.rows import RowView, has_likely_nodes
 from distillspec.serving.control.decision import STAY_PLAIN_ROWS_SHARE, Mode
-from distillspec.serving.costs.measured_gain import MeasuredGain
+from distillspec.serving.control.measured_gain import MeasuredGain
 from distillspec.serving.costs.step_work import catch_up_s
 from distillspec.serving.planning.offers import StepPlan
 from distillspec.serving.planning.step_planner import StepPlanner
@@ -24,11 +24,11 @@ EXPLORE_WITHIN = 0.85  # share of the best plan's goodput that one which explore
 OPTIMISM_SE = 1.0  # standard errors of acceptance: see `SpeculationPolicy._optimistic_chains`
 
 
-class SpeculationPolicy(MeasuredGain):
+class SpeculationPolicy:
     """Follows from the measured gain of a draft's speculation: takes the best plan, or one that teaches something."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.measured = MeasuredGain()
         self.speculates = True  # not switched off
         self._since_plain = self._since_speculation = 0
         self._was_tried = False
@@ -86,9 +86,9 @@ class SpeculationPolicy(MeasuredGain):
         It starts if its expected loss, catch-up prefill included, is a small share of the time since the last one; the
         first one if it is a few steps. It may then lose as much as its catch-up prefill took.
         """
-        slower, plain_slower = self.slower
+        slower, plain_slower = self.measured.slower
         # In a step, against plain steps for as many tokens.
-        lost_s = tried.expected.seconds * slower - tried.expected.tokens / self.plain_rate(plain.goodput)
+        lost_s = tried.expected.seconds * slower - tried.expected.tokens / self.measured.plain_rate(plain.goodput)
         if self._tried:
             return self._tried < FEWEST_TRIED or (self._tried < MOST_TRIED and self._tried * lost_s <= self._catch_up_s)
         reading_s = catch_up_s(planner.latency, [each.row for each in tried.chosen], tried.depths)
@@ -103,7 +103,7 @@ class SpeculationPolicy(MeasuredGain):
             speculated: True if it drafted tokens.
             trial_catch_up_s: seconds of catch-up prefill in a step of a trial, None for other steps.
         """
-        self.steps += 1
+        self.measured.steps += 1
         if speculated or rows < STAY_PLAIN_ROWS_SHARE * self._looked_at_rows:  # of fewer rows a trial costs less
             self._look_at, self._looked_at_rows = 0.0, 0
         elif self.trial_is_due:
@@ -124,9 +124,10 @@ class SpeculationPolicy(MeasuredGain):
             plain_goodput: predicted without speculation.
             best_goodput: predicted of the best lengths.
         """
-        if self.seen >= FEWEST_TO_JUDGE:
-            surely = best_goodput * self.gain * (1 - self.uncertainty)
-            self.speculates = surely > self.plain_rate(plain_goodput)
+        measured = self.measured
+        if measured.seen >= FEWEST_TO_JUDGE:
+            surely = best_goodput * measured.gain * (1 - measured.uncertainty)
+            self.speculates = surely > measured.plain_rate(plain_goodput)
 
 
 def _longer(rows: Sequence[RowView], planner: StepPlanner, best: StepPlan) -> StepPlan | None:

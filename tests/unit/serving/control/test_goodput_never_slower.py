@@ -232,7 +232,7 @@ def test_a_step_shorter_than_its_prompts_were_believed_to_be_counts_as_zero() ->
     rows = (RowResult.chain("r", 0, 0, 1),)
     plan = controller.plan(view)
     assert plan.predicted_s == pytest.approx(CPU.target_s([100], [0], 4000), rel=1e-3)
-    before = controller.speculation.plain_rate(1.0)
+    before = controller.speculation.measured.plain_rate(1.0)
     for _ in range(5):
         controller.observe(StepResult(rows, view, plan, 4000, 0.0, 1.0, 1.0))  # 6 s were expected
-    assert controller.speculation.plain_rate(1.0) > before
+    assert controller.speculation.measured.plain_rate(1.0) > before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distillspec.serving.costs.measured_gain import MeasuredGain
+from distillspec.serving.control.measured_gain import MeasuredGain
 
 DECODING_S, PROMPTS_S = 0.013, 0.087
 
