@@ -78,9 +78,12 @@ class AcceptanceEstimate:
             )
         if strength <= 0 or memory <= 0 or global_memory <= 0:
             raise ConfigError(f"strength={strength}, memory={memory} and global_memory={global_memory} must be above 0")
-        self.speculation_length, self.prior, self.strength = speculation_length, prior, strength
+        self.speculation_length = speculation_length
         self.width = width
-        self._stays, self._stays_globally = 0.5 ** (1 / memory), 0.5 ** (1 / global_memory)  # after a trial
+        self.prior = prior
+        self.strength = strength
+        self._stays = 0.5 ** (1 / memory)  # share of a request's evidence, after a trial
+        self._stays_globally = 0.5 ** (1 / global_memory)
         self.reset()
 
     def reset(self) -> None:
@@ -88,8 +91,8 @@ class AcceptanceEstimate:
         self._nothing = Evidence.none(self.speculation_length)
         self._all: dict[Hashable, Evidence] = {}  # by kind
         self._hazards: dict[Hashable, Floats] = {}  # by kind, while nothing new is learnt
-        self._own: dict[tuple[Hashable, str], Evidence] = {}  # by kind and request
-        self._further = self._no_siblings()
+        self._by_request: dict[tuple[Hashable, str], Evidence] = {}  # by kind and request
+        self._siblings = self._no_siblings()
         self._shares: Floats | None = None  # `sibling_shares`, while nothing new is learnt
 
     def _no_siblings(self) -> Evidence:
@@ -102,7 +105,7 @@ class AcceptanceEstimate:
         Sources without a model are as they were.
         """
         self.change(0, ratio)
-        self._further = self._no_siblings() if ratio is None else self._further.scaled(ratio)
+        self._siblings = self._no_siblings() if ratio is None else self._siblings.scaled(ratio)
         self._shares = None
 
     def change(self, source: Hashable, ratio: float | None) -> None:
@@ -112,10 +115,10 @@ class AcceptanceEstimate:
             self._hazards.pop(kind, None)
             if (tried := self._all.pop(kind, None)) is not None and ratio is not None:
                 self._all[kind] = tried.scaled(ratio)
-        for key in [key for key in self._own if key[0] in kinds]:
-            tried = self._own.pop(key)
+        for key in [key for key in self._by_request if key[0] in kinds]:
+            tried = self._by_request.pop(key)
             if ratio is not None:
-                self._own[key] = tried.scaled(ratio)
+                self._by_request[key] = tried.scaled(ratio)
 
     def sibling_shares(self) -> Floats:
         """Return P(sibling r of position i is accepted | the chain's token was rejected) `[positions, width − 1]`.
@@ -123,7 +126,7 @@ class AcceptanceEstimate:
         Siblings are tried in turn. What no position has seen of a rank is taken from all of them.
         """
         if self._shares is None:
-            tried, accepted = numpy.array(self._further).reshape(2, self.speculation_length, self.width - 1)
+            tried, accepted = numpy.array(self._siblings).reshape(2, self.speculation_length, self.width - 1)
             pooled = (accepted.sum(0) + PRIOR_TRIALS * SIBLING_HAZARD) / (tried.sum(0) + PRIOR_TRIALS)
             hazards = (accepted + POOLED_TRIALS * pooled) / (tried + POOLED_TRIALS)
             reached = numpy.cumprod(1 - hazards, 1)
@@ -146,21 +149,23 @@ class AcceptanceEstimate:
             beliefs: P(accepted) of each request before its own trials, None where only the estimate over all is known.
             optimism_se: standard errors of the estimate over all requests to add to the chain's own.
         """
-        of = [0] * len(names) if kinds is None else kinds
-        own = self._own_hazards(names, of, beliefs)
+        if kinds is None:
+            kinds = [0] * len(names)
+        chain = self._chain_hazards(names, kinds, beliefs)
         if optimism_se:
-            standard_errors = numpy.array([self._mean(kind)[1] for kind in of]).reshape(-1, 1)
-            own = numpy.minimum(1.0, own + optimism_se * standard_errors)
+            standard_errors = numpy.array([self._mean(kind)[1] for kind in kinds]).reshape(-1, 1)
+            chain = numpy.minimum(1.0, chain + optimism_se * standard_errors)
         if self.width == 1:
-            return own[..., None]
-        return numpy.concatenate([own[..., None], (1 - own)[..., None] * self.sibling_shares()], 2)
+            return chain[..., None]
+        return numpy.concatenate([chain[..., None], (1 - chain)[..., None] * self.sibling_shares()], 2)
 
     def of_rows(self, rows: Sequence[RowView], *, optimism_se: float = 0.0) -> Floats:
         """Return `chances` of rows, each with the source that drafts for it."""
-        names, kinds = [row.sequence_id for row in rows], list(map(evidence, rows))
+        names = [row.sequence_id for row in rows]
+        kinds = list(map(evidence, rows))
         beliefs = [row.belief for row in rows]
-        known = None if all(belief is None for belief in beliefs) else beliefs
-        return self.chances(names, kinds if any(kinds) else None, known, optimism_se=optimism_se)
+        known_beliefs = None if all(belief is None for belief in beliefs) else beliefs
+        return self.chances(names, kinds if any(kinds) else None, known_beliefs, optimism_se=optimism_se)
 
     def hazards(self, kind: Hashable = 0) -> Floats:
         """Return P(position i is accepted | those before it were) over all requests, `[speculation_length]`.
@@ -178,18 +183,18 @@ class AcceptanceEstimate:
         mean = (accepted + PRIOR_TRIALS * self.prior) / (tried + PRIOR_TRIALS)
         return mean, (mean * (1 - mean) / (tried + PRIOR_TRIALS)) ** 0.5
 
-    def _own_hazards(
+    def _chain_hazards(
         self, names: Sequence[str], kinds: Sequence[Hashable], beliefs: Sequence[float | None] | None
     ) -> Floats:
         """Return P(position i is accepted | those before it were) of each request `[n, positions]`."""
         strength = min(self.strength, GLOBAL_ONLY_TRIALS)
         pooled = numpy.array([self.hazards(kind) for kind in kinds]).reshape(len(kinds), self.speculation_length)
         if beliefs is not None:
-            own = zip(kinds, beliefs, strict=True)
-            scale = [1.0 if belief is None else belief / self._mean(kind)[0] for kind, belief in own]
+            pairs = zip(kinds, beliefs, strict=True)
+            scale = [1.0 if belief is None else belief / self._mean(kind)[0] for kind, belief in pairs]
             pooled = numpy.clip(pooled * numpy.array(scale)[:, None], 0.0, 1.0)
-        found = [self._own.get(key, self._nothing) for key in zip(kinds, names, strict=True)]
-        tried, accepted = numpy.array(found).reshape(len(found), 2, self.speculation_length).swapaxes(0, 1)
+        trials = [self._by_request.get(key, self._nothing) for key in zip(kinds, names, strict=True)]
+        tried, accepted = numpy.array(trials).reshape(len(trials), 2, self.speculation_length).swapaxes(0, 1)
         hazards: Floats = (accepted + strength * pooled) / (tried + strength)
         return hazards
 
@@ -199,14 +204,17 @@ class AcceptanceEstimate:
         Args:
             views: as rows were planned for.
         """
-        planned, found = {view.sequence_id: view for view in views}, list[tuple[RowResult, Hashable]]()
+        by_id = {view.sequence_id: view for view in views}
+        counted, kinds = list[RowResult](), list[Hashable]()
         for row in rows:
-            view = planned.get(row.sequence_id)
+            view = by_id.get(row.sequence_id)
             if view is None or view.likely is None:
-                found.append((row, 0 if view is None else evidence(view)))
+                counted.append(row)
+                kinds.append(0 if view is None else evidence(view))
             elif is_joined(view):
-                found.append((row._replace(trials=ranked_of_source(row.trials, view.source)), evidence(view)))
-        self.observe([row for row, _ in found], [kind for _, kind in found])
+                counted.append(row._replace(trials=ranked_of_source(row.trials, view.source)))
+                kinds.append(evidence(view))
+        self.observe(counted, kinds)
 
     def observe(self, rows: Sequence[RowResult], kinds: Sequence[Hashable] | None = None) -> None:
         """Count the trials of a step's rows. Rows without drafted tokens have none."""
@@ -215,24 +223,24 @@ class AcceptanceEstimate:
                 self._count(row, kind)
 
     def _count(self, row: RowResult, kind: Hashable) -> None:
-        own = self._own.setdefault((kind, row.sequence_id), Evidence.none(self.speculation_length))
-        every = self._all.setdefault(kind, Evidence.none(self.speculation_length))
+        of_request = self._by_request.setdefault((kind, row.sequence_id), Evidence.none(self.speculation_length))
+        of_all = self._all.setdefault(kind, Evidence.none(self.speculation_length))
         self._hazards.pop(kind, None)
         for depth, rank, _, accepted in row.trials:
             if depth > self.speculation_length or rank >= self.width:
                 continue
             if rank == 0:
-                own.add(depth - 1, accepted, self._stays)
-                every.add(depth - 1, accepted, self._stays_globally)
+                of_request.add(depth - 1, accepted, self._stays)
+                of_all.add(depth - 1, accepted, self._stays_globally)
                 continue
-            self._further.add((depth - 1) * (self.width - 1) + rank - 1, accepted, self._stays_globally)
+            self._siblings.add((depth - 1) * (self.width - 1) + rank - 1, accepted, self._stays_globally)
             self._shares = None
 
     def keep_only(self, names: Sequence[str]) -> None:
         """Drop requests that are not among `names`."""
         alive = set(names)
-        self._own = {key: tried for key, tried in self._own.items() if key[1] in alive}
+        self._by_request = {key: tried for key, tried in self._by_request.items() if key[1] in alive}
 
     def __len__(self) -> int:
         """Requests that have evidence of their own, and of how many kinds."""
-        return len(self._own)
+        return len(self._by_request)
