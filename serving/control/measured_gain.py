@@ -15,7 +15,9 @@ class MeasuredGain:
     """
 
     def __init__(self) -> None:
-        self._spec_tokens, self._spec_s, self._plain_s = PredictionBias(), PredictionBias(), PredictionBias()
+        self._spec_tokens = PredictionBias()
+        self._spec_s = PredictionBias()
+        self._plain_s = PredictionBias()
         self.steps = 0
 
     @property

@@ -49,10 +49,14 @@ class DraftedCosts:
         counts = numpy.arange(rows * (nodes or most) + 3.0)
         self.target_s = latency.target.by_tokens(counts + (rows + prefill_tokens))
         self.target_s -= self.target_s[0]
-        self.model, self.read_s, self.pass_s = numpy.zeros(rows, dtype=bool), numpy.zeros(rows), 0.0 * counts
-        self.first_s, self.drafts = 0.0 if draft is None else draft.first, draft is not None
+        self.drafts = draft is not None
+        self.model = numpy.zeros(rows, dtype=bool)
+        self.read_s = numpy.zeros(rows)
+        self.pass_s = 0.0 * counts
+        self.first_s = 0.0
         if draft is None:
             return
+        self.first_s = draft.first
         self.model = numpy.ones(rows, dtype=bool) if by_model is None else by_model
         self.read_s = (draft.per_context * contexts + draft.per_row) * self.model
         self.pass_s = draft.by_tokens(counts)

@@ -101,8 +101,9 @@ class LatencyModel:
         if self.draft is None:
             return self.draft_free_s if any(lengths) else 0.0
         if by_model is not None and not all(by_model):
-            free = any(length and not own for length, own in zip(lengths, by_model, strict=True))
-            lengths = [length if own else 0 for length, own in zip(lengths, by_model, strict=True)]
+            drafting = list(zip(lengths, by_model, strict=True))
+            free = any(length and not with_model for length, with_model in drafting)
+            lengths = [length if with_model else 0 for length, with_model in drafting]
             return self.draft_s(contexts, lengths) + (self.draft_free_s if free else 0.0)
         return self._passes_s(self.draft, draft_work(contexts, lengths, self.drafts_block))
 

@@ -80,17 +80,20 @@ class LiveCosts:
         seen_s = numpy.maximum(start_s, LEAST_SHARE * (start_s[0] + prior.first))
         self._unit = numpy.maximum(numpy.append(seen_s, least_s), LEAST_S / 1e4)
         self._state = numpy.append(start_s, [prior.per_context, prior.per_row, prior.first]) / self._unit
+        # The covariance of the state's errors: what is off together, by its shares, and each entry alone.
         fixed = numpy.append(start_s[0] / numpy.maximum(start_s, LEAST_S), [0.0, 1.0, 0.0])
         by_tokens = numpy.append(1 - fixed[:-3], [0.0, 0.0, 0.0])
         speed = numpy.append(numpy.ones(len(KNOTS)), [self._state[-3], 1.0, self._state[-1]])
-        self._spread = trust.speed**2 * numpy.outer(speed, speed)
-        self._spread += trust.parts**2 * (numpy.outer(fixed, fixed) + numpy.outer(by_tokens, by_tokens))
-        own = numpy.append(numpy.full(len(KNOTS), trust.knot), [trust.context, 0.0, trust.first])
-        self._spread += numpy.diag(own) ** 2
+        alone = numpy.append(numpy.full(len(KNOTS), trust.knot), [trust.context, 0.0, trust.first])
+        self._covariance = trust.speed**2 * numpy.outer(speed, speed)
+        self._covariance += trust.parts**2 * (numpy.outer(fixed, fixed) + numpy.outer(by_tokens, by_tokens))
+        self._covariance += numpy.diag(alone) ** 2
         self._clip = OutlierClip(trust.residual)
         self._table = self._state, prior  # made of this state
-        self._observed, self._seen, self._sure = 0, [0, 1], False
-        self._last = 0.0  # tokens of the last step taken in
+        self._observed = 0  # steps
+        self._last_tokens = 0.0  # of the last step taken in
+        self._last_knots = [0, 1]  # places of those that its last pass lay between
+        self._sure = False
 
     @property
     def table(self) -> CostTable:
@@ -119,30 +122,31 @@ class LiveCosts:
         self._observed += 1
         passes = list(map(self._recorded.up, passes))
         tokens = sum(passes)
-        like_last = abs(tokens - self._last) <= ALIKE * self._last
+        like_last = abs(tokens - self._last_tokens) <= ALIKE * self._last_tokens
         if like_last and self._observed > ALERT_STEPS and self._observed % TAKEN_EVERY:
             return self._sure
-        self._last = tokens
+        self._last_tokens = tokens
         work = self._work(context, passes, rows, first)
         predicted = max(float(work @ self._state), LEAST_S)
-        shift = self._spread @ work
+        shift = self._covariance @ work
         variance = float(work @ shift)
         gain = shift / (variance + (NOISE * predicted) ** 2)
         self._state = self._state + gain * (predicted * self._clip(seconds / predicted - 1))
         wandered = WANDER * self._state
-        self._spread += numpy.array([wandered, -gain]).T @ numpy.array([wandered, shift])
-        self._spread[self._seen, self._seen] += KNOT_WANDER**2
+        self._covariance += numpy.array([wandered, -gain]).T @ numpy.array([wandered, shift])
+        self._covariance[self._last_knots, self._last_knots] += KNOT_WANDER**2
         self._sure = variance**0.5 < SURE_ERROR * predicted
         return self._sure
 
     def _work(self, context: float, passes: Sequence[float], rows: float, first: bool) -> Floats:
         """Return the seconds that the passes take for each unit of the state, and note the knots they depend on."""
-        weights, self._seen = [0.0] * len(self._unit), []
+        weights = [0.0] * len(self._unit)
+        self._last_knots = []
         for tokens in passes:
             after = min(max(bisect_left(KNOTS, tokens), 1), len(KNOTS) - 1)
             share = max(0.0, (tokens - KNOTS[after - 1]) / (KNOTS[after] - KNOTS[after - 1]))
             weights[after - 1] += 1 - share
             weights[after] += share
-            self._seen = [after - 1, after]
+            self._last_knots = [after - 1, after]
         weights[-3:] = [context, rows, float(first)]
         return numpy.array(weights) * self._unit

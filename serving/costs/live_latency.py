@@ -46,11 +46,12 @@ class LiveLatency:
     """
 
     def __init__(self, known: LatencyModel | None, *, drafts_with_model: bool = True) -> None:
-        start, self._trust = known or guessed(), GUESSED if known is None else MEASURED
+        start = known or guessed()
+        trust = GUESSED if known is None else MEASURED
         self.drafts_with_model = drafts_with_model
-        self._target = LiveCosts(start.target, self._trust)
+        self._target = LiveCosts(start.target, trust)
         drafts = {DRAFT: start.draft, **start.members} if drafts_with_model else {}
-        self._drafts = {source: LiveCosts(table, self._trust) for source, table in drafts.items() if table is not None}
+        self._drafts = {source: LiveCosts(table, trust) for source, table in drafts.items() if table is not None}
         if drafts_with_model and not self._drafts:  # one may be loaded later
             self._drafts[DRAFT] = LiveCosts(_guessed_draft(start.target), GUESSED)
         self._guess = start if known is None else None  # until the draft was measured
@@ -60,11 +61,13 @@ class LiveLatency:
     @property
     def latency(self) -> LatencyModel:
         """The present estimate. Other threads may read it too: it is made anew where a table has changed."""
-        target, tables = self._target.table, {source: costs.table for source, costs in tuple(self._drafts.items())}
-        draft, held = tables.pop(DRAFT, None), self._latency
-        if held is None or not _holds(held, target, draft, tables):
-            self._latency = held = LatencyModel(target, draft, self._draft_free_s, members=tables)
-        return held
+        target = self._target.table
+        members = {source: costs.table for source, costs in tuple(self._drafts.items())}
+        draft = members.pop(DRAFT, None)
+        latency = self._latency
+        if latency is None or not _is_made_of(latency, target, draft, members):
+            self._latency = latency = LatencyModel(target, draft, self._draft_free_s, members=members)
+        return latency
 
     def draft_changed(self, change: DraftChange) -> None:
         """Guess the costs of a draft that is new, or another. One that costs as much as before is known already."""
@@ -101,8 +104,8 @@ class LiveLatency:
         for source, seconds in draft_s.items():
             if source not in self._drafts:
                 self.draft_changed(DraftChange(source))
-            own = [row for row in rows if row.source == source and row.unread_tokens is not None]
-            sure = self._observe_draft(source, own, seconds) and sure
+            drafting = [row for row in rows if row.source == source and row.unread_tokens is not None]
+            sure = self._observe_draft(source, drafting, seconds) and sure
         return sure
 
     def _observe_draft(self, source: str, rows: Sequence[RowWork], seconds: float) -> bool:
@@ -134,7 +137,9 @@ def _guessed_draft(target: CostTable) -> CostTable:
     return guess.draft.scaled(target.seconds(0, 1) / guess.target.seconds(0, 1))
 
 
-def _holds(held: LatencyModel, target: CostTable, draft: CostTable | None, members: Mapping[str, CostTable]) -> bool:
+def _is_made_of(
+    latency: LatencyModel, target: CostTable, draft: CostTable | None, members: Mapping[str, CostTable]
+) -> bool:
     """Return True if a model is made of these very tables."""
-    same = held.target is target and held.draft is draft and held.members.keys() == members.keys()
-    return same and all(held.members[source] is table for source, table in members.items())
+    same = latency.target is target and latency.draft is draft and latency.members.keys() == members.keys()
+    return same and all(latency.members[source] is table for source, table in members.items())

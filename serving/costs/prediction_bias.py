@@ -16,9 +16,11 @@ class PredictionBias:
 
     def __init__(self) -> None:
         self._measured = self._predicted = 1.0
-        self._squares, self._aged = 0.0, 0
-        self._cut = OutlierClip(FIRST_MISS)
-        self.seen, self.factor = 0.0, 1.0  # the sum of weights
+        self._squares = 0.0  # of misses
+        self._last_step = 0
+        self._clip = OutlierClip(FIRST_MISS)
+        self.factor = 1.0
+        self.seen = 0.0  # the sum of weights
 
     @property
     def relative_error(self) -> float:
@@ -33,9 +35,11 @@ class PredictionBias:
         """
         if predicted <= 0 or not 0 <= measured < float("inf"):
             return
-        stays, self._aged = MEMORY ** (step - self._aged), step
-        miss = self._cut(measured / predicted - self.factor)
+        stays = MEMORY ** (step - self._last_step)
+        self._last_step = step
+        miss = self._clip(measured / predicted - self.factor)
         self._measured = stays * self._measured + weight * (self.factor + miss)
         self._predicted = stays * self._predicted + weight
         self._squares = stays**2 * self._squares + (weight * miss) ** 2
-        self.factor, self.seen = self._measured / self._predicted, self.seen + weight
+        self.factor = self._measured / self._predicted
+        self.seen += weight

@@ -34,8 +34,9 @@ class StepCosts:
 
     def nodes_s(self, nodes: int, before: int = 0) -> float:
         """Return the seconds that so many nodes add to the target's pass, behind `before` others."""
-        table, read = self.latency.target, self.rows + self.prefill_tokens + before
-        return table.seconds(0, read + nodes) - table.seconds(0, read) if nodes else 0.0
+        table = self.latency.target
+        others = self.rows + self.prefill_tokens + before
+        return table.seconds(0, others + nodes) - table.seconds(0, others) if nodes else 0.0
 
     def step_s(self, trees: Sequence[tuple[RowView, TreeShape]], nodes: int) -> float:
         """Return the seconds of a step.
@@ -44,7 +45,8 @@ class StepCosts:
             trees: of each row, its source alone and the tree that this drafts.
             nodes: all drafted tokens, those that drafts' trees are behind included.
         """
-        rows, context = len(trees), sum([row.context_tokens for row, _ in trees])
+        rows = len(trees)
+        context = sum([row.context_tokens for row, _ in trees])
         seconds = self.latency.target.seconds(context, rows, rows) + self.nodes_s(nodes) + self._drafting_s(trees)
         return max(seconds, LEAST_STEP_S)
 
@@ -76,10 +78,10 @@ class StepCosts:
         beside = self.rows + self.prefill_tokens - len(rows) + further
         return DraftedCosts(latency, contexts, levels, beside, nodes=nodes)
 
-    def reading_s(self, own: RowView | Option) -> float:
+    def reading_s(self, option: RowView | Option) -> float:
         """Return the seconds in which a draft reads a text that it is far behind in."""
-        return self.latency.reading_s(own.unread_tokens, own.source) if own.drafted_by_model else 0.0
+        return self.latency.reading_s(option.unread_tokens, option.source) if option.drafted_by_model else 0.0
 
-    def paid_back_s(self, own: RowView | Option, left: float) -> float:
+    def paid_back_s(self, option: RowView | Option, steps_left: float) -> float:
         """Return what this reading costs a step, where it must pay in the steps that are left."""
-        return self.reading_s(own) / min(PAY_BACK_STEPS, left)
+        return self.reading_s(option) / min(PAY_BACK_STEPS, steps_left)

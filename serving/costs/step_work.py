@@ -18,13 +18,15 @@ def work_of(view: BatchView, plan: Plan, rows: Sequence[RowResult], *, trees: bo
     Args:
         trees: drafts' trees may have siblings. Behind the nodes of another source, a row's last tree is the draft's.
     """
-    by_level = trees or any(len(own.trees) > 1 for own in plan.rows)
+    by_level = trees or any(len(planned.trees) > 1 for planned in plan.rows)
     return [_work(*each, by_level=by_level) for each in zip(view.rows, plan.rows, rows, strict=True)]
 
 
 def _work(row: RowView, plan: RowPlan, result: RowResult, *, by_level: bool) -> RowWork:
     drafts = row.drafted_by_model and any(tree.source == row.source for tree in plan.trees)
-    reads = None if not by_level else plan.trees[-1].shape.reads[: result.depth] if plan.trees else ()
+    reads: tuple[int, ...] | None = None
+    if by_level:
+        reads = plan.trees[-1].shape.reads[: result.depth] if plan.trees else ()
     unread = row.unread_tokens if drafts else None
     return RowWork(row.context_tokens, result.nodes, unread, row.source, row.drafts_block, reads)
 
