@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from distillspec.serving.base.catch_up import READ_WITH_DRAFTING
+from distillspec.serving.base.plans import Plan, RowPlan
 from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.shape import NO_TREE, TreeShape
 from distillspec.serving.costs.latency import LatencyModel
@@ -73,9 +74,15 @@ class Decision:
         """The decision that this one repeats, or itself."""
         return self.first or self
 
+    def as_plan(self) -> Plan:
+        """Return the plan that was decided for."""
+        rows = map(RowPlan.of, self.rows, self.shapes)
+        return Plan(tuple(rows), self.predicted_tokens, self.predicted_s, self)
+
     def plain_for(self, view: BatchView) -> Decision:
         """Return this decision for plain decoding, for a step of which some rows are others."""
-        count, costs = len(view.rows), StepCosts(self.latency, len(view.rows), view.prefill_tokens)
+        count = len(view.rows)
+        costs = StepCosts(self.latency, count, view.prefill_tokens)
         rows = [Offer.nothing(row).row for row in view.rows]
         seconds = costs.step_s([(row, NO_TREE) for row in rows], 0)
         return replace(
@@ -99,14 +106,14 @@ class Decision:
         """
         if not any(self.lengths) and not any(row.max_time_per_token_s for row in rows):
             return sources_of(rows) == sources_of(self.rows) and not self._is_surer(rows)
-        own = zip(self.rows, self.lengths, strict=True)
-        if any(length and row.drafted_by_model and row.unread_tokens > READ_WITH_DRAFTING for row, length in own):
+        drafting = [row for row, length in zip(self.rows, self.lengths, strict=True) if length and row.drafted_by_model]
+        if any(row.unread_tokens > READ_WITH_DRAFTING for row in drafting):
             return False
         return len(rows) == len(self.rows) and all(_is_alike(*pair, most) for pair in zip(rows, self.rows, strict=True))
 
     def _is_surer(self, rows: Sequence[RowView]) -> bool:
         """Return True if a source without a model has found more of a row's text than when this was decided."""
-        return any(match > self.matches.get(name, 0) for name, match in matches_of(rows).items())
+        return any(match > self.matches.get(sequence_id, 0) for sequence_id, match in matches_of(rows).items())
 
     def stays_plain(self, view: BatchView) -> bool:
         """Return True for rows that need no new decision for plain decoding: hardly fewer, and most were there before.
@@ -130,8 +137,8 @@ def sources_of(rows: Sequence[RowView]) -> list[tuple[str, str]]:
 
 def matches_of(rows: Sequence[RowView]) -> dict[str, int]:
     """Return how sure the surest source without a model is of a row, by sequence, where there is such a source."""
-    found = {row.sequence_id: max([row.match, *[option.match for option in row.others]]) for row in rows}
-    return {name: match for name, match in found.items() if match}
+    surest = {row.sequence_id: max([row.match, *[option.match for option in row.others]]) for row in rows}
+    return {sequence_id: match for sequence_id, match in surest.items() if match}
 
 
 def _is_alike(row: RowView, before: RowView, most: int) -> bool:

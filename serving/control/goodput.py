@@ -10,7 +10,7 @@ from distillspec.config.engine import LENGTHS
 from distillspec.errors import ConfigError
 from distillspec.serving.base.candidates import Candidates
 from distillspec.serving.base.draft_change import DraftChange
-from distillspec.serving.base.plans import Plan, RowPlan, StepResult, decoding_rows
+from distillspec.serving.base.plans import Plan, StepResult, decoding_rows
 from distillspec.serving.base.rows import BatchView, has_likely_nodes, without_likely
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.decision import Decision, matches_of
@@ -59,16 +59,20 @@ class GoodputController:
             raise ConfigError(f"lengths={lengths} must be one of {', '.join(LENGTHS)}")
         if max_time_per_token_s is not None and not max_time_per_token_s > 0:
             raise ConfigError(f"max_time_per_token_s={max_time_per_token_s} must be above 0 seconds")
-        self.speculation_length, self.max_time_per_token_s = speculation_length, max_time_per_token_s
-        self._alike = lengths != "request"
+        self.speculation_length = speculation_length
+        self.max_time_per_token_s = max_time_per_token_s
+        self._one_length = lengths != "request"  # for all rows of a step
         self._costs = LiveLatency(latency, drafts_with_model=drafts_with_model)
         self._waiting: list[StepResult] = []  # not learnt from yet
-        shared = {"strength": float("inf")} if lengths == "global" else {}
-        self.trees = None if self._alike else trees
-        width = 1 if self.trees is None else 1 + int(self.trees.ranks.max(initial=0))
-        own = AcceptanceEstimate(speculation_length, width, **shared)
-        self._acceptance = own if acceptance is None else acceptance
-        self._steps, self._forgot_at, self._price = 0, 0, 0.0
+        self.trees = None if self._one_length else trees
+        if acceptance is None:
+            width = 1 if self.trees is None else 1 + int(self.trees.ranks.max(initial=0))
+            one_for_all = {"strength": float("inf")} if lengths == "global" else {}
+            acceptance = AcceptanceEstimate(speculation_length, width, **one_for_all)
+        self._acceptance = acceptance
+        self._steps = 0
+        self._forgot_at = 0  # the step
+        self._price = 0.0
         self._reused = ReusedPlan()
         self._likely_sources = LikelySources()
         self._speculation = SpeculationPolicy()
@@ -99,7 +103,7 @@ class GoodputController:
         view = self._likely_sources.awake(view)
         if (reused := self._reused_for(view)) is not None:
             return reused
-        return _plan_of(self._decide_again(view) or self.decide(view))
+        return (self._decide_again(view) or self.decide(view)).as_plan()
 
     def _reused_for(self, view: BatchView) -> Plan | None:
         """Return the last step's plan if it is good for this one too."""
@@ -114,7 +118,7 @@ class GoodputController:
             return None
         if same:
             return self._reused.plan
-        return _plan_of(why.plain_for(view)) if why.stays_plain(view) else None
+        return why.plain_for(view).as_plan() if why.stays_plain(view) else None
 
     def _decide_again(self, view: BatchView) -> Decision | None:
         """Decide by the last planner, where rows have sources with likely nodes."""
@@ -131,7 +135,7 @@ class GoodputController:
         """
         self._learn()
         bounds = bounds_of(view.rows, self.max_time_per_token_s)
-        if bounds is not None or self._alike:
+        if bounds is not None or self._one_length:
             return self._decide_chains(view, bounds)
         planner, likely = self._planner(view, self.trees), self._likely_sources.apply(view.rows)
         if likely:
@@ -151,16 +155,16 @@ class GoodputController:
         survival = self.acceptance.of_rows(rows)[:, : self.speculation_length, 0].cumprod(1)
         batch = ChainBatch.of_rows(rows, survival, self.latency, view.prefill_tokens)
         best = planner.plan(view.rows)
-        if self._alike:
-            every = batch.alike
-            place = numpy.argmax([each.goodput for each in batch.expected(every)])
-            best = planner.chains(view.rows, every[place].tolist())
+        if self._one_length:
+            goodputs = [each.goodput for each in batch.expected(batch.alike)]
+            best = planner.chains(view.rows, batch.alike[numpy.argmax(goodputs)].tolist())
         return self._decided(view, planner, best, bounded=None if bounds is None else (batch, bounds))
 
     def _planner(self, view: BatchView, trees: Candidates | None) -> StepPlanner:
-        own = (view.rows, self.speculation_length, self.acceptance, self.latency)
-        before, prefill_tokens = self._reused.drafted(view.rows), view.prefill_tokens
-        return StepPlanner(*own, trees=trees, prefill_tokens=prefill_tokens, before=before).at_best_price(self._price)
+        known = (view.rows, self.speculation_length, self.acceptance, self.latency)
+        before = self._reused.drafted(view.rows)
+        planner = StepPlanner(*known, trees=trees, prefill_tokens=view.prefill_tokens, before=before)
+        return planner.at_best_price(self._price)
 
     def _decided(
         self,
@@ -185,7 +189,7 @@ class GoodputController:
         further_s = latency.prompts_s(len(view.rows), view.prefill_tokens)
         if bounded is not None:
             lengths = numpy.array(planned.depths)
-            kept, excess = best_within(*bounded, lengths, further_s, alike=self._alike)
+            kept, excess = best_within(*bounded, lengths, further_s, alike=self._one_length)
             if kept is not lengths:
                 mode = "within bounds" if excess <= KEPT_EXCESS else "bounds out of reach"
                 planned = planner.chains(view.rows, kept.tolist())
@@ -291,8 +295,3 @@ class GoodputController:
     def _forget_plans(self) -> None:
         self._reused.drop()
         self._likely_sources.drop()
-
-
-def _plan_of(decision: Decision) -> Plan:
-    rows = map(RowPlan.of, decision.rows, decision.shapes)
-    return Plan(tuple(rows), decision.predicted_tokens, decision.predicted_s, decision)

@@ -30,10 +30,12 @@ class SpeculationPolicy:
     def __init__(self) -> None:
         self.measured = MeasuredGain()
         self.speculates = True  # not switched off
-        self._since_plain = self._since_speculation = 0
+        self._since_plain = self._since_speculation = 0  # steps
         self._was_tried = False
-        self._look_at, self._looked_at_rows = 0.0, 0  # plain steps before the next look, rows at the last one
-        self._tried, self._catch_up_s = 0, 0.0  # steps of the current trial, seconds of its catch-up prefill
+        self._next_look = 0.0  # plain steps before it
+        self._last_look_rows = 0
+        self._trial_steps = 0  # of the current trial
+        self._trial_catch_up_s = 0.0
 
     @property
     def plain_is_due(self) -> bool:
@@ -43,10 +45,10 @@ class SpeculationPolicy:
     @property
     def trial_is_due(self) -> bool:
         """True during a trial, and when one may start."""
-        if self._tried:
+        if self._trial_steps:
             return True
         since = self._since_speculation
-        return since % TRY_EVERY == 0 and since >= self._look_at and (since > 0 or not self._was_tried)
+        return since % TRY_EVERY == 0 and since >= self._next_look and (since > 0 or not self._was_tried)
 
     def choose(
         self, rows: Sequence[RowView], planner: StepPlanner, best: StepPlan, plain: StepPlan, explores: bool
@@ -89,11 +91,11 @@ class SpeculationPolicy:
         slower, plain_slower = self.measured.slower
         # In a step, against plain steps for as many tokens.
         lost_s = tried.expected.seconds * slower - tried.expected.tokens / self.measured.plain_rate(plain.goodput)
-        if self._tried:
-            return self._tried < FEWEST_TRIED or (self._tried < MOST_TRIED and self._tried * lost_s <= self._catch_up_s)
+        if steps := self._trial_steps:
+            return steps < FEWEST_TRIED or (steps < MOST_TRIED and steps * lost_s <= self._trial_catch_up_s)
         reading_s = catch_up_s(planner.latency, [each.row for each in tried.chosen], tried.depths)
-        steps = TRIALS_COST * self._since_speculation if self._was_tried else FIRST_TRIAL_COST
-        return reading_s + max(FEWEST_TRIED * lost_s, reading_s) <= steps * plain.expected.seconds * plain_slower
+        may_cost = TRIALS_COST * self._since_speculation if self._was_tried else FIRST_TRIAL_COST  # plain steps
+        return reading_s + max(FEWEST_TRIED * lost_s, reading_s) <= may_cost * plain.expected.seconds * plain_slower
 
     def step_passed(self, rows: int, speculated: bool, trial_catch_up_s: float | None) -> None:
         """Count a step, measured or not.
@@ -104,16 +106,18 @@ class SpeculationPolicy:
             trial_catch_up_s: seconds of catch-up prefill in a step of a trial, None for other steps.
         """
         self.measured.steps += 1
-        if speculated or rows < STAY_PLAIN_ROWS_SHARE * self._looked_at_rows:  # of fewer rows a trial costs less
-            self._look_at, self._looked_at_rows = 0.0, 0
+        if speculated or rows < STAY_PLAIN_ROWS_SHARE * self._last_look_rows:  # of fewer rows a trial costs less
+            self._next_look = 0.0
+            self._last_look_rows = 0
         elif self.trial_is_due:
-            self._look_at, self._looked_at_rows = LOOK_AGAIN * self._since_speculation, rows
+            self._next_look = LOOK_AGAIN * self._since_speculation
+            self._last_look_rows = rows
         self._was_tried |= speculated
         self._since_plain = self._since_plain + 1 if speculated else 0
         self._since_speculation = 0 if speculated else self._since_speculation + 1
-        if trial_catch_up_s is not None and not self._tried:
-            self._catch_up_s = trial_catch_up_s
-        self._tried = self._tried + (trial_catch_up_s is not None) if speculated else 0
+        if trial_catch_up_s is not None and not self._trial_steps:
+            self._trial_catch_up_s = trial_catch_up_s
+        self._trial_steps = self._trial_steps + (trial_catch_up_s is not None) if speculated else 0
 
     def judge(self, plain_goodput: float, best_goodput: float) -> None:
         """Continue speculation if its measured goodput exceeds that of plain decoding by its own uncertainty.
@@ -132,8 +136,8 @@ class SpeculationPolicy:
 
 def _longer(rows: Sequence[RowView], planner: StepPlanner, best: StepPlan) -> StepPlan | None:
     """Return chains of one token more a row, as far as no long text is read for it, None where they cost too much."""
-    own = [each.row if each.shape.depth else row for each, row in zip(best.chosen, rows, strict=True)]
-    pairs = zip(own, best.depths, strict=True)
+    drafting = [each.row if each.shape.depth else row for each, row in zip(best.chosen, rows, strict=True)]
+    pairs = zip(drafting, best.depths, strict=True)
     lengths = [k + (k > 0 or not row.drafted_by_model or row.unread_tokens <= READ_WITH_DRAFTING) for row, k in pairs]
-    longer = planner.chains(own, lengths)
+    longer = planner.chains(drafting, lengths)
     return longer if longer.nodes > best.nodes and longer.goodput > EXPLORE_WITHIN * best.goodput else None
