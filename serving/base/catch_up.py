@@ -16,4 +16,5 @@ def catch_up_cost(unread_tokens: Sequence[int]) -> tuple[int, int]:
         unread_tokens: tokens that the draft has not read, of each row that drafts.
     """
     behind = sum([max(0, tokens - IN_STEP) for tokens in unread_tokens])
-    return min(behind, CATCH_UP_TOKENS_A_STEP), int(any(tokens > READ_WITH_DRAFTING for tokens in unread_tokens))
+    needs_pass = any(tokens > READ_WITH_DRAFTING for tokens in unread_tokens)
+    return min(behind, CATCH_UP_TOKENS_A_STEP), int(needs_pass)

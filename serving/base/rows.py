@@ -57,12 +57,12 @@ class RowView(NamedTuple):
     @property
     def options(self) -> tuple[Option, ...]:
         """All sources, its own first."""
-        return (Option._make(list(self)[OWN]), *self.others)
+        return (Option._make(list(self)[OPTION_FIELDS]), *self.others)
 
     def with_option(self, option: Option) -> RowView:
         """Return the row with this source alone."""
         belief = self.belief if option.drafted_by_model else None
-        alone = RowView._make((*self[: OWN.start], *option, *self[OWN.stop :]))
+        alone = RowView._make((*self[: OPTION_FIELDS.start], *option, *self[OPTION_FIELDS.stop :]))
         return alone._replace(others=(), belief=belief) if self.others or belief is not self.belief else alone
 
     def within(self, levels: int) -> RowView:
@@ -70,13 +70,13 @@ class RowView(NamedTuple):
         return self._replace(**_within(self, levels), others=tuple([other.within(levels) for other in self.others]))
 
 
-OWN = slice(RowView._fields.index("limit"), RowView._fields.index("likely") + 1)  # a row's own source
+OPTION_FIELDS = slice(RowView._fields.index("limit"), RowView._fields.index("likely") + 1)  # of a row's own source
 
 
-def _within(own: Option | RowView, levels: int) -> dict[str, Any]:
+def _within(option: Option | RowView, levels: int) -> dict[str, Any]:
     """Return the fields that a bound on levels changes."""
-    likely = None if own.likely is None else own.likely.within(levels)
-    return {"limit": min(own.limit, levels), "likely": likely}
+    likely = None if option.likely is None else option.likely.within(levels)
+    return {"limit": min(option.limit, levels), "likely": likely}
 
 
 def evidence(row: RowView | Option) -> Hashable:
@@ -86,8 +86,8 @@ def evidence(row: RowView | Option) -> Hashable:
     """
     if row.match:
         return row.source, row.match
-    own = row.source if row.drafted_by_model and row.source != DRAFT else 0
-    return (own, BEHIND) if row.drafted_by_model and row.likely is not None else own
+    kind = row.source if row.drafted_by_model and row.source != DRAFT else 0
+    return (kind, BEHIND) if is_joined(row) else kind
 
 
 def is_joined(row: RowView | Option) -> bool:
@@ -104,10 +104,10 @@ def without_likely(row: RowView) -> RowView:
     """Return the row without the sources with likely nodes."""
     if not has_likely_nodes(row):
         return row
-    own = [option for option in row.options if option.likely is None]
-    if not own:
+    others = [option for option in row.options if option.likely is None]
+    if not others:
         return row._replace(limit=0, match=0, likely=None)
-    return row.with_option(own[0])._replace(others=tuple(own[1:]))
+    return row.with_option(others[0])._replace(others=tuple(others[1:]))
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,9 @@ class TokenTree:
         source: str = DRAFT,
     ) -> TokenTree:
         """Return a chain. Token i was drawn from row `rows[i]` of `drawn_from`, by default i. None: deterministic."""
-        own = range(len(tokens)) if rows is None else rows
-        groups = [SiblingGroup(node - 1, (node,), source, drawn_from, row) for node, row in enumerate(own)]
+        if rows is None:
+            rows = range(len(tokens))
+        groups = [SiblingGroup(node - 1, (node,), source, drawn_from, row) for node, row in enumerate(rows)]
         return cls(tuple(tokens), tuple(groups))
 
     @classmethod
@@ -203,18 +204,19 @@ def merged(trees: Sequence[TokenTree]) -> TokenTree:
         return trees[0]
     tokens: list[int] = []
     groups: list[SiblingGroup] = []
-    nodes: dict[tuple[int, int], int] = {}  # by parent and token, of earlier trees
+    earlier: dict[tuple[int, int], int] = {}  # nodes by parent and token, of the trees before
     for tree in trees:
-        first, own = len(tokens), {ROOT: ROOT}  # where the children of each node go
-        found = dict(nodes)
+        first = len(tokens)
+        new_parents = {ROOT: ROOT}  # by the tree's node: where its children go
+        known = dict(earlier)
         for group in sorted(tree.groups, key=lambda group: min(group.nodes, default=0)):
-            parent = own[group.parent]
+            parent = new_parents[group.parent]
             for node in group.nodes:
                 key = (parent, tree.tokens[node])
-                own[node] = nodes.get(key, first + node)
-                found.setdefault(key, first + node)
+                new_parents[node] = earlier.get(key, first + node)
+                known.setdefault(key, first + node)
             placed = tuple([first + node for node in group.nodes])
             groups.append(group._replace(parent=parent, nodes=placed))
         tokens += tree.tokens
-        nodes = found
+        earlier = known
     return TokenTree(tuple(tokens), tuple(groups))

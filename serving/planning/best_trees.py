@@ -63,7 +63,12 @@ def best_trees(
     # What rows share is divided by what it brings them: where it pays for all together, it does for each.
     seconds = float(shared_s[level, last]) * tokens * missed / float((tokens * missed).sum())
     columns = zip(taken, taken.sum(1).tolist(), tokens.tolist(), seconds.tolist(), strict=True)
-    return tuple([Drafted(more, own_s, nodes.shape(own)) if some else Drafted() for own, some, more, own_s in columns])
+    return tuple(
+        [
+            Drafted(row_tokens, row_s, nodes.shape(row_taken)) if count else Drafted()
+            for row_taken, count, row_tokens, row_s in columns
+        ]
+    )
 
 
 def within(gains: Floats, rooms: Sequence[int]) -> Floats:

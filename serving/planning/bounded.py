@@ -25,8 +25,8 @@ KEPT_EXCESS = 1 + 1e-9  # time per token over its bound, up to which this is kep
 
 def bounds_of(rows: Sequence[RowView], of_all: float | None) -> Floats | None:
     """Return the bound on seconds a token of each row, its own or that of all. None: without any, infinity: for one."""
-    own = [row.max_time_per_token_s or of_all for row in rows]
-    return numpy.array([bound or numpy.inf for bound in own]) if any(own) else None
+    bounds = [row.max_time_per_token_s or of_all for row in rows]
+    return numpy.array([bound or numpy.inf for bound in bounds]) if any(bounds) else None
 
 
 def best_within(
@@ -44,12 +44,13 @@ def best_within(
         further_s: seconds of the step, whatever is drafted.
         alike: one length for all rows.
     """
-    products, rows = bounds[:, None] * batch.row_tokens, numpy.arange(len(bounds))
+    products = bounds[:, None] * batch.row_tokens
+    rows = numpy.arange(len(bounds))
 
     def judged(lengths: Ints) -> tuple[Floats, Floats]:
         """Return the excess of lengths `[m, n]`, and their goodput."""
-        found = numpy.array([(each.seconds, each.goodput) for each in batch.expected(lengths)])
-        return (found[:, 0] + further_s) / products[rows, lengths].min(1, initial=numpy.inf), found[:, 1]
+        seconds, goodput = numpy.array([(each.seconds, each.goodput) for each in batch.expected(lengths)]).T
+        return (seconds + further_s) / products[rows, lengths].min(1, initial=numpy.inf), goodput
 
     excess, _ = judged(planned[None])
     if excess[0] <= KEPT_EXCESS:
@@ -57,8 +58,8 @@ def best_within(
     lengths = batch.alike if alike or len(bounds) == 1 else _above_floors(batch, products)
     excess, goodput = judged(lengths)
     kept = excess <= KEPT_EXCESS
-    place = int(numpy.where(kept, goodput, -numpy.inf).argmax() if kept.any() else excess.argmin())
-    return lengths[place], float(excess[place])
+    best = int(numpy.where(kept, goodput, -numpy.inf).argmax() if kept.any() else excess.argmin())
+    return lengths[best], float(excess[best])
 
 
 def _above_floors(batch: ChainBatch, products: Floats) -> Ints:

@@ -42,9 +42,11 @@ class Offer(NamedTuple):
         if nodes is None or count >= len(nodes.chances):
             return self
         kept = nodes.first(count)
-        tokens, gain = self.tokens - (nodes.tokens - kept.tokens), self.gain * kept.tokens / nodes.tokens
-        shape, likely = (self.shape, kept if count else None) if self.row.drafted_by_model else (kept.shape, kept)
-        return Offer(self.row._replace(likely=likely), shape, tokens, gain=gain)
+        tokens = self.tokens - (nodes.tokens - kept.tokens)
+        gain = self.gain * kept.tokens / nodes.tokens
+        if not self.row.drafted_by_model:
+            return Offer(self.row._replace(likely=kept), kept.shape, tokens, gain=gain)
+        return Offer(self.row._replace(likely=kept if count else None), self.shape, tokens, gain=gain)
 
 
 class StepPlan(NamedTuple):
@@ -86,17 +88,19 @@ def choose(row: RowView, offers: Sequence[Offer], without: Collection[str] = (),
         offers: the best ones first.
         without: drafts that do not run.
     """
-    found = [offer for offer in offers if not (offer.row.drafted_by_model and offer.row.source in without)]
-    without_likely = max([0.0, *[offer.value for offer in found if offer.row.likely is None]])
-    place = int(second and len(found) > 1)
-    if not found or (found[place].value <= 0 and not second):
+    running = [offer for offer in offers if not (offer.row.drafted_by_model and offer.row.source in without)]
+    if not running:
         return Offer.nothing(row)
-    return found[place]._replace(gain=max(0.0, found[place].value - without_likely))
+    chosen = running[1] if second and len(running) > 1 else running[0]
+    if chosen.value <= 0 and not second:
+        return Offer.nothing(row)
+    value_without_likely = max([0.0, *[offer.value for offer in running if offer.row.likely is None]])
+    return chosen._replace(gain=max(0.0, chosen.value - value_without_likely))
 
 
 def by_source(nodes: Iterable[tuple[str, int]]) -> Counter[str]:
     """Return the sums of nodes, given by source."""
-    found = Counter[str]()
+    sums = Counter[str]()
     for source, count in nodes:
-        found[source] += count
-    return found
+        sums[source] += count
+    return sums

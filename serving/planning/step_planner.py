@@ -108,10 +108,10 @@ class StepPlanner:
         """Return the plan in which each row's own source drafts a chain of this length, as far as it may."""
         if not rows:
             return self.plain(rows)
-        own = [row.with_option(row.options[0]) for row in rows]
-        survival = self.acceptance.of_rows(own)[..., 0].cumprod(1).tolist()
+        alone = [row.with_option(row.options[0]) for row in rows]
+        survival = self.acceptance.of_rows(alone)[..., 0].cumprod(1).tolist()
         chosen = []
-        for row, survives, length in zip(own, survival, lengths, strict=True):
+        for row, survives, length in zip(alone, survival, lengths, strict=True):
             depth = min(length, row.limit, self.most)
             chosen.append(Offer(row, chain_shape(depth), sum(survives[:depth])) if depth else Offer.nothing(row))
         return self._planned(chosen)
@@ -125,15 +125,16 @@ class StepPlanner:
 
         def planned(without: Collection[str] = ()) -> StepPlan:
             pairs = zip(rows, offers, strict=True)
-            return self._planned([choose(row, own, without, second=row.sequence_id in explored) for row, own in pairs])
+            chosen = [choose(row, each, without, second=row.sequence_id in explored) for row, each in pairs]
+            return self._planned(chosen)
 
         best = planned()
         used = Counter([each.row.source for each in best.chosen if each.drafts])
         if second or not used or used.total() == len(rows) == max(used.values()):
             return best
         # A row's share of a draft's passes was that of a step in which all rows draft that can.
-        by_row = [{offer.row.source for offer in own if offer.row.drafted_by_model} for own in offers]
-        able = Counter([source for own in by_row for source in own])
+        by_row = [{offer.row.source for offer in each if offer.row.drafted_by_model} for each in offers]
+        able = Counter([source for sources in by_row for source in sources])
         dearer = [source for source, count in used.items() if count < able[source]] if len(used) > 1 else []
         others = [planned(drafts) for drafts in (able, *([source] for source in dearer))]
         return max(best, *others, key=lambda plan: plan.expected.tokens - self.price * plan.expected.seconds)
@@ -147,7 +148,7 @@ class StepPlanner:
     def _trimmed(self, chosen: Sequence[Offer]) -> tuple[Offer, ...]:
         """Return the rows with as many likely nodes as pay by the target's table, in which further ones may jump."""
         likely = [each.row.likely.chances if each.row.likely is not None else () for each in chosen]
-        chances = sorted([chance for own in likely for chance in own], reverse=True)
+        chances = sorted([chance for nodes in likely for chance in nodes], reverse=True)
         if not chances:
             return tuple(chosen)
         base = sum([each.shape.nodes for each in chosen if each.row.likely is None or each.row.drafted_by_model])
@@ -155,7 +156,8 @@ class StepPlanner:
         values = [0.0, *[gained - self.price * self.costs.nodes_s(number, base) for number, gained in gains]]
         kept = values.index(max(values))
         least = chances[kept - 1] if kept else 2.0
-        return tuple([each.first(sum([c >= least for c in own])) for each, own in zip(chosen, likely, strict=True)])
+        counts = [sum([chance >= least for chance in nodes]) for nodes in likely]
+        return tuple([each.first(count) for each, count in zip(chosen, counts, strict=True)])
 
     def _earned(self, plan: StepPlan) -> float:
         """Return the tokens a second of a plan, with what the reading of long texts takes of each step."""
