@@ -58,8 +58,8 @@ class MovingAcceptance:
 
     def rate(self, sequence_id: str = "") -> float:
         """α of a request, or of all (also of a request that nothing is known of)."""
-        of = sequence_id if sequence_id in self._tried else ""
-        return (self._accepted[of] + self.prior) / (self._tried[of] + 1)
+        known = sequence_id if sequence_id in self._tried else ""
+        return (self._accepted[known] + self.prior) / (self._tried[known] + 1)
 
     def observe(self, rows: Sequence[RowResult]) -> None:
         """Count a step's trials: drafted tokens whose predecessors were all accepted."""
@@ -112,12 +112,12 @@ class SmartSpecController:
     ) -> None:
         if speculation_length < 0 or not max_wait_s >= 0:
             raise ConfigError(f"speculation_length={speculation_length} and max_wait_s={max_wait_s} must be at least 0")
-        self.speculation_length, self.latency, self.acceptance = (
-            speculation_length,
-            latency,
-            acceptance or MovingAcceptance(),
-        )
-        self.per_request, self.gated, self.max_wait_s = per_request, gated, max_wait_s
+        self.speculation_length = speculation_length
+        self.latency = latency
+        self.acceptance = acceptance or MovingAcceptance()
+        self.per_request = per_request
+        self.gated = gated
+        self.max_wait_s = max_wait_s
         self.idle_steps: deque[bool] = deque(maxlen=RECENT_STEPS)  # whether nothing was drafted
 
     def plan(self, view: BatchView) -> Plan:
@@ -126,10 +126,11 @@ class SmartSpecController:
         The time of prompts read in the same step is left out of the choice, as in `GoodputController`.
         """
         batch, gate_s = self._batch(view)
-        every = batch.expected(batch.alike)
-        goodputs = [one.tokens / (one.seconds + gate_s * (k > 0)) for k, one in enumerate(every)]
+        by_length = batch.expected(batch.alike)
+        goodputs = [one.tokens / (one.seconds + gate_s * (k > 0)) for k, one in enumerate(by_length)]
         verified = goodputs.index(max(goodputs))
-        best, drafted = every[verified], self.speculation_length if self.gated and verified else verified
+        best = by_length[verified]
+        drafted = self.speculation_length if self.gated and verified else verified
         reads = self.idle_share <= IDLE_SHARE
         rows = tuple([RowPlan.chain(row, drafted, reads, verified) for row in view.rows])
         why = Choice(self.acceptance.rate(), tuple(goodputs), self.idle_share, self.latency)
@@ -187,8 +188,11 @@ class SmartSpecController:
 
     def _goodput_over_horizon(self, view: AdmissionView, admitted: int, reading: int) -> float:
         """Return the best goodput over all lengths with so many more rows, 0 if not even length 0 fits."""
-        rows, context, alpha = len(view.running) + admitted, sum(view.running) + reading, self.acceptance.rate()
-        tokens, prefill_s = HORIZON_STEPS * rows, self.latency.prompts_s(0, reading)
+        rows = len(view.running) + admitted
+        context = sum(view.running) + reading
+        alpha = self.acceptance.rate()
+        tokens = HORIZON_STEPS * rows
+        prefill_s = self.latency.prompts_s(0, reading)
         goodputs = [
             tokens * chain(alpha, k) / max(HORIZON_STEPS * self.latency.alike_s(rows, context, k) + prefill_s, 1e-9)
             for k in range(self.speculation_length + 1)

@@ -33,9 +33,9 @@ def tree_settings(name: str, settings: EngineConfig) -> EngineConfig | None:
     match = _NAME.fullmatch(name)
     if match is None:
         return None
-    own = {"profile": None, "lengths": "request", "max_time_per_token_s": None, **_shape(match, settings)}
+    changes = {"profile": None, "lengths": "request", "max_time_per_token_s": None, **_shape(match, settings)}
     try:
-        return replace(settings, controller="fixed", controller_options={}, **own)
+        return replace(settings, controller="fixed", controller_options={}, **changes)
     except ConfigError as error:
         raise ConfigError(f"policy {name}: {error}") from error
 
@@ -46,6 +46,7 @@ def _shape(match: re.Match[str], settings: EngineConfig) -> dict[str, Any]:
         return {"tree": "topk", "widths": widths, "speculation_length": len(widths)}
     if match["chains"]:
         return {"tree": "fork", "widths": [int(match["chains"])], "speculation_length": int(match["levels"])}
-    nodes, widths = int(match["nodes"]), settings.widths if settings.tree == match["cut"] else []
+    nodes = int(match["nodes"])
+    widths = settings.widths if settings.tree == match["cut"] else []
     levels = min(nodes, settings.speculation_length)
     return {"tree": match["cut"], "nodes": nodes, "widths": widths[:levels], "speculation_length": levels}

@@ -65,7 +65,7 @@ class _Timing(NamedTuple):
 
 
 def _ends(timings: Sequence[_Timing]) -> float:
-    return pipelined_s([own.draft_s for own in timings], [own.target_s for own in timings])
+    return pipelined_s([timing.draft_s for timing in timings], [timing.target_s for timing in timings])
 
 
 class SimulatedExecutor:
@@ -97,7 +97,7 @@ class SimulatedExecutor:
 
     def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
         latency, computed = self.hardware.latency, self._draft_computed
-        able = [
+        options = [
             Option(
                 ANY,
                 unread_tokens=len(sequence.tokens) - computed.get((sequence.id, source), 0),
@@ -107,7 +107,7 @@ class SimulatedExecutor:
             )
             for source in latency.members or (DRAFT,)
         ]
-        return tuple(able)
+        return tuple(options)
 
     def most_nodes(self, depth: int) -> int:
         return depth
@@ -118,10 +118,11 @@ class SimulatedExecutor:
         timings = self._timings(work, windows, readings_s)
         self.now += _ends(timings) + self.hardware.host.seconds(len(work.decoding) + len(work.chunks))
         timer = work.timer
-        timer.draft_s = sum([own.draft_s for own in timings])
-        timer.target_s, timer.readings_s = sum([own.target_s for own in timings]), readings_s
-        for own in timings if self.hardware.latency.members else ():
-            timer.add_drafted(own.drafted_s)
+        timer.draft_s = sum([timing.draft_s for timing in timings])
+        timer.target_s = sum([timing.target_s for timing in timings])
+        timer.readings_s = readings_s
+        for timing in timings if self.hardware.latency.members else ():
+            timer.add_drafted(timing.drafted_s)
         return (*self._commit(work.decoding, windows), *self._read(work.chunks))
 
     def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
@@ -154,14 +155,17 @@ class SimulatedExecutor:
     def _judge_row(self, row: RowView, planned: RowPlan) -> SimulatedWindow:
         if len(planned.trees) > 1:
             raise ConfigError("trees of several sources in one row cannot be simulated; plan one a row")
-        known, (source, shape) = self.rows[row.sequence_id], planned.trees[0]
-        trace, place, drafted = known.drafts[source], row.context_tokens - known.prompt_tokens, shape.depth
+        simulated = self.rows[row.sequence_id]
+        source, shape = planned.trees[0]
+        trace = simulated.drafts[source]
+        place = row.context_tokens - simulated.prompt_tokens
+        drafted = shape.depth
         if trace.gates is not None:
             drafted = min(drafted, trace.gates[place])
         verified = min(drafted, planned.verified_length)
         if shape.nodes > shape.depth:
-            seen = self._judge_tree(trace.ranks[place:], shape.shortened(verified), drafted)
-            return seen._replace(passes=shape.reads[:drafted], source=source)
+            window = self._judge_tree(trace.ranks[place:], shape.shortened(verified), drafted)
+            return window._replace(passes=shape.reads[:drafted], source=source)
         return SimulatedWindow(drafted, verified, min(verified, trace.runs[place]), source=source)
 
     @staticmethod
@@ -181,8 +185,8 @@ class SimulatedExecutor:
         drafting = sum([window.drafted > 0 for window in windows])
         wanted = self.hardware.micro_batches
         counts = range(1, max(1, drafting) + 1) if wanted == FIND else [max(1, min(wanted, drafting))]
-        found = [self._split(work, windows, count, readings_s) for count in counts]
-        return min(found, key=_ends)
+        splits = [self._split(work, windows, count, readings_s) for count in counts]
+        return min(splits, key=_ends)
 
     def _split(
         self, work: StepWork, windows: Sequence[SimulatedWindow], count: int, readings_s: float
@@ -214,14 +218,14 @@ class SimulatedExecutor:
     def _drafting_s(self, source: str, rows: Sequence[RowView], windows: Sequence[SimulatedWindow]) -> float:
         """Return the seconds in which a draft drafts for its rows, catch-up prefill included."""
         latency = self.hardware.latency.of_draft(source)
-        own = [window.drafted if window.source == source else 0 for window in windows]
+        lengths = [window.drafted if window.source == source else 0 for window in windows]
         unread = []
-        for row, tokens in zip(rows, own, strict=True):
-            if tokens:
+        for row, length in zip(rows, lengths, strict=True):
+            if length:
                 read = self._draft_computed.get((row.sequence_id, source), 0)
                 unread.append(row.context_tokens - read)
         further_s = self._further_s([window for window in windows if window.source == source], latency)
-        drafting_s = latency.draft_s([row.context_tokens for row in rows], own)
+        drafting_s = latency.draft_s([row.context_tokens for row in rows], lengths)
         return drafting_s + further_s + latency.catch_up_s(unread)
 
     def _read_ahead(self, work: StepWork) -> float:
@@ -241,9 +245,9 @@ class SimulatedExecutor:
         """Return the seconds of a draft's passes over trees beyond those of chains as deep."""
         if latency.draft is None or latency.drafts_block or not any(window.passes for window in windows):
             return 0.0
-        own = [window.passes or (1,) * window.drafted for window in windows]
+        passes = [window.passes or (1,) * window.drafted for window in windows]
         further_s = 0.0
-        for level in zip_longest(*own, fillvalue=0):
+        for level in zip_longest(*passes, fillvalue=0):
             rows = sum(tokens > 0 for tokens in level)
             further_s += latency.draft.seconds(0, sum(level)) - latency.draft.seconds(0, rows)
         return further_s

@@ -61,7 +61,8 @@ def derive_hardware(config: HardwareConfig) -> Hardware:
 
 def forward_cost(config: HardwareConfig, model: ModelFigures) -> CostTable:
     """Return a model's costs from its figures: a line, and in a mixture the experts that are read besides."""
-    read, multiplied = config.bandwidth * config.bandwidth_share, config.flops * config.flops_share
+    read = config.bandwidth * config.bandwidth_share  # bytes a second
+    multiplied = config.flops * config.flops_share  # a second
     shared = model.params - model.experts * model.expert_params
     per_token = 2 * (shared + model.active * model.expert_params) / multiplied
     fixed = shared * model.bytes_per_param / read + model.overhead_s

@@ -173,8 +173,10 @@ class KnownBest(ByRequest):
 
     def _rate(self, request: SimulatedRequest, source: str) -> float:
         """Return the tokens a second of the best fixed length."""
-        runs, latency = request.traces[source].runs, self.latency.of_draft(source)
-        context, best = request.prompt_tokens + request.output_tokens // 2, 0.0
+        runs = request.traces[source].runs
+        latency = self.latency.of_draft(source)
+        context = request.prompt_tokens + request.output_tokens // 2  # in the mean
+        best = 0.0
         for length in range(1, self.speculation_length + 1):
             place = steps = 0
             while place < request.output_tokens:
@@ -198,10 +200,10 @@ class Oracle(LengthController):
         pairs = zip(view.rows, runs, strict=True)
         right = numpy.array([min(row.limit, run, self.speculation_length) for row, run in pairs], dtype=numpy.int64)
         contexts = numpy.array([row.context_tokens for row in view.rows], dtype=numpy.int64)
-        sure = numpy.ones((len(right), self.speculation_length))
-        batch = ChainBatch(sure, right, contexts, self.latency, view.prefill_tokens)
-        every = batch.alike
-        best, lengths = max(zip(batch.expected(every), every.tolist(), strict=True), key=lambda one: one[0].goodput)
+        certain = numpy.ones((len(right), self.speculation_length))
+        batch = ChainBatch(certain, right, contexts, self.latency, view.prefill_tokens)
+        choices = zip(batch.expected(batch.alike), batch.alike.tolist(), strict=True)
+        best, lengths = max(choices, key=lambda choice: choice[0].goodput)
         prompts_s = self.latency.prompts_s(len(view.rows), view.prefill_tokens)
         return _plan(view, lengths, best.tokens, best.seconds + prompts_s)
 
@@ -211,7 +213,8 @@ class Oracle(LengthController):
 
 
 def _named(name: str, speculation_length: int, latency: LatencyModel, tree: str | None) -> LengthController:
-    with_model, settings = latency.draft is not None, EngineConfig() if tree is None else EngineConfig(tree=tree)
+    with_model = latency.draft is not None
+    settings = EngineConfig() if tree is None else EngineConfig(tree=tree)
     return named_controller(name, speculation_length, latency, drafts_with_model=with_model, settings=settings)
 
 

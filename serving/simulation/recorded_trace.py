@@ -34,9 +34,10 @@ class AcceptanceRecorder(WrappedController):
         contexts = {row.sequence_id: row.context_tokens for row in result.view.rows}
         for row in result.rows:
             if row.trials:
-                own, first = self.trials.setdefault(row.sequence_id, {}), contexts[row.sequence_id]
+                ranks = self.trials.setdefault(row.sequence_id, {})
+                before = contexts[row.sequence_id]
                 for depth, rank, _, accepted in row.trials:
-                    own[first + depth - 1] = rank + 1 if accepted else NEVER
+                    ranks[before + depth - 1] = rank + 1 if accepted else NEVER
 
 
 def recorded_requests(records: Sequence[RequestRecord], trials: Trials, seed: int = 0) -> list[SimulatedRequest]:
@@ -51,15 +52,15 @@ def recorded_requests(records: Sequence[RequestRecord], trials: Trials, seed: in
         trials: of this run, or merged with those of other runs.
         seed: for places that were never tried.
     """
-    every = [rank == 1 for own in trials.values() for rank in own.values()]
-    shared = sum(every) / len(every) if every else 0.0
+    accepted = [rank == 1 for ranks in trials.values() for rank in ranks.values()]
+    shared_rate = sum(accepted) / len(accepted) if accepted else 0.0
     return [
         SimulatedRequest(
             record.id,
             record.arrived_s,
             record.prompt_tokens,
             record.output_tokens,
-            _trace(record, trials.get(f"{record.id}/0", {}), shared, numpy.random.default_rng([seed, place])),
+            _trace(record, trials.get(f"{record.id}/0", {}), shared_rate, numpy.random.default_rng([seed, place])),
         )
         for place, record in enumerate(sorted(records, key=lambda record: record.arrived_s))
     ]
@@ -87,9 +88,10 @@ def recorded_pool(
 
 
 def _trace(
-    record: RequestRecord, own: Mapping[int, int], shared: float, random: numpy.random.Generator
+    record: RequestRecord, recorded: Mapping[int, int], shared_rate: float, random: numpy.random.Generator
 ) -> AcceptanceTrace:
-    rate = (sum(rank == 1 for rank in own.values()) + SHARED_TRIALS * shared) / (len(own) + SHARED_TRIALS)
+    accepted = sum(rank == 1 for rank in recorded.values())
+    rate = (accepted + SHARED_TRIALS * shared_rate) / (len(recorded) + SHARED_TRIALS)
     drawn = numpy.where(random.random(record.output_tokens) < rate, 1, NEVER).tolist()
-    ranks = [own.get(record.prompt_tokens + place, drawn[place]) for place in range(record.output_tokens)]
+    ranks = [recorded.get(record.prompt_tokens + place, drawn[place]) for place in range(record.output_tokens)]
     return AcceptanceTrace(numpy.array(ranks), numpy.full(record.output_tokens, rate))

@@ -91,19 +91,19 @@ def read_trace(path: Path, most: int | None = None) -> list[TraceLine]:
 
 def _trace_line(place: str, text: str) -> TraceLine:
     try:
-        found: Any = json.loads(text)
+        stored: Any = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{place}: not JSON ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(stored, dict):
         raise ConfigError(f"{place}: {text.strip()[:40]} is no object with arrival_s, prompt_tokens and output_tokens")
-    arrival_s = _number(place, found, "arrival_s", 0.0)
-    prompt, output = (_number(place, found, name, 1) for name in ("prompt_tokens", "output_tokens"))
-    alpha = _number(place, found, "alpha", 0.0, most=1.0) if found.get("alpha") is not None else None
+    arrival_s = _number(place, stored, "arrival_s", 0.0)
+    prompt, output = (_number(place, stored, name, 1) for name in ("prompt_tokens", "output_tokens"))
+    alpha = _number(place, stored, "alpha", 0.0, most=1.0) if stored.get("alpha") is not None else None
     return TraceLine(arrival_s, int(prompt), int(output), alpha)
 
 
-def _number(place: str, found: dict[str, Any], name: str, least: float, most: float = 1e12) -> float:
-    value = found.get(name)
+def _number(place: str, stored: dict[str, Any], name: str, least: float, most: float = 1e12) -> float:
+    value = stored.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise ConfigError(
             f"{place}: {name}={value} must be a number of at least {least}" + f" and at most {most}" * (most < 1e12)
@@ -134,13 +134,14 @@ def _request(config: WorkloadConfig, line: TraceLine, place: int, count: int, se
         random = numpy.random.default_rng([seed, 1, place, *key])
         return draw_acceptance_trace(config, min(max(alpha, 0.0), 1.0), line.output_tokens, random)
 
-    own = trace(config.alpha + change if line.alpha is None else line.alpha)
+    only_draft = trace(config.alpha + change if line.alpha is None else line.alpha)
     domain, alphas = "default", dict[str, float]()
     if config.alphas:
         domain = sorted(config.alphas)[int(numpy.random.default_rng([seed, 2, place]).integers(len(config.alphas)))]
         alphas = config.alphas[domain]
     traces = {draft: trace(alpha + change, 1 + number) for number, (draft, alpha) in enumerate(sorted(alphas.items()))}
-    return SimulatedRequest(f"r{place}", line.arrival_s, line.prompt_tokens, line.output_tokens, own, traces, domain)
+    lengths = line.prompt_tokens, line.output_tokens
+    return SimulatedRequest(f"r{place}", line.arrival_s, *lengths, only_draft, traces, domain)
 
 
 def check_fits(requests: Sequence[SimulatedRequest], longest: int) -> None:
