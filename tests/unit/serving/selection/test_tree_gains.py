@@ -10,7 +10,7 @@ from distillspec.serving.costs.drafted import DraftedCosts
 from distillspec.serving.costs.known import KnownTrees
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
-from distillspec.serving.planning.grown_trees import grow
+from distillspec.serving.planning.best_trees import best_trees
 from distillspec.serving.selection.tree_gains import NODES, PLACES, READS, TOKENS, TreeGains
 
 LEVELS = 4
@@ -28,7 +28,7 @@ def test_it_is_the_planners_tree(chance: float, price: float) -> None:
     costs = DraftedCosts(latency, numpy.zeros(1, dtype=numpy.int64), LEVELS, nodes=len(nodes))
     own = numpy.full((1, LEVELS, 1), chance)
     chances = numpy.concatenate([own, (1 - own) * TREES.shares[None]], 2)
-    (grown,) = grow(nodes, nodes.survival(numpy.minimum.accumulate(chances, 2)), numpy.ones(1), costs, price)
+    (grown,) = best_trees(nodes, nodes.survival(numpy.minimum.accumulate(chances, 2)), numpy.ones(1), costs, price)
     found = TreeGains(TREES, ALIKE, price * NODE_S).at(chance)
     assert found[TOKENS, -1] == pytest.approx(grown.tokens)
     assert found[NODES, -1] == grown.shape.nodes
