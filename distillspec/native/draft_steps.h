@@ -29,7 +29,7 @@ struct Steps {
     const void* head;            // packed [padded, D + rank]
     const void* markov;          // packed [rank, D]: what the head reads of the token before, behind the state. Null: rank is 0
     int64_t rank;
-    int64_t at_once;             // not 0: a text ends with a block, a token for each level, and nothing is read behind it
+    int64_t drafts_block;        // not 0: a text ends with a block, a token for each level, and nothing is read behind it
     int64_t width, padded;       // columns of the head, and with those that only fill its last block
     const int64_t* ids;          // [width]: the token of each column, null: the same number
     const Policy* policies;      // [R], null: all rows are greedy. Temperature 0: the row is
@@ -163,7 +163,7 @@ struct Trees {
     const float* state_of(int64_t level, int64_t reader) const {
         const int64_t *of = text.row + 5 * s.reader[reader].row, end = of[0] + of[1];
         const float* hidden = space.hidden.data();
-        if (s.at_once) return hidden + (end - s.levels + level) * width;
+        if (s.drafts_block) return hidden + (end - s.levels + level) * width;
         return hidden + (level ? reader - s.level[level] : end - 1) * width;
     }
 
@@ -188,7 +188,7 @@ struct Trees {
             if (s.entry.reads()) fuse<T, W>(s.entry, width, s.before, text.tokens, entry);
             enter<T, W>(s.entry, width, s.text, text.tokens, state_eps, entry);
             run_layers(text, 0);
-        } else if (!s.at_once) {
+        } else if (!s.drafts_block) {
 #pragma omp single
             next.fit(s, level, text);
             enter<T, W>(s.entry, width, next.ids.data(), readers(level), state_eps, entry);
@@ -198,7 +198,7 @@ struct Trees {
 
     // Keep the states that the readers of the next level read beside their tokens.
     void hand_on(int64_t level) {
-        if (!s.entry.reads() || s.at_once || level + 1 == s.levels) return;
+        if (!s.entry.reads() || s.drafts_block || level + 1 == s.levels) return;
         const int64_t first = s.level[level + 1];
 #pragma omp for schedule(static)
         for (int64_t i = first; i < s.level[level + 2]; ++i) {

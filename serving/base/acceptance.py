@@ -75,7 +75,7 @@ def by_version(trials: Sequence[Trial], versions: Mapping[str, str]) -> dict[str
     found: dict[str, list[Trial]] = {}
     for trial in trials:
         found.setdefault(versions.get(trial.source, ""), []).append(trial)
-    return {version: tuple(own) for version, own in found.items()}
+    return {version: tuple(its_trials) for version, its_trials in found.items()}
 
 
 def tried_versions(trials: Sequence[Trial], versions: Mapping[str, str]) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ class AcceptanceCounter:
     @property
     def by_position(self) -> list[float]:
         """Share accepted at each depth where anything was tried."""
-        return [own / tried for own, tried in zip(self.accepted_at, self.tried_at, strict=True) if tried]
+        return [accepted / tried for accepted, tried in zip(self.accepted_at, self.tried_at, strict=True) if tried]
 
     def _reach(self, depth: int) -> None:
         missing = [0] * (depth - len(self.tried_at))

@@ -1,4 +1,4 @@
-"""Nodes that a source may draft for a row, with their chances: a source that grows its own trees names them."""
+"""Nodes that a source may draft for a row, with their chances: a source that grows its own trees knows them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from distillspec.serving.base.shape import TreeShape
 
-FEW_ROWS = 2  # of which a source's gain and cost are told apart from those of more
+FEW_ROWS = 2  # gains and costs of sources are learnt apart for batches of at most so many rows
 
 
 class LikelyNodes(NamedTuple):
@@ -31,8 +31,8 @@ class LikelyNodes(NamedTuple):
     @property
     def missed(self) -> float:
         """P(none of the text's own children is accepted)."""
-        own = [chance for chance, depth in zip(self.chances, self.depths, strict=True) if depth == 1]
-        return max(0.0, 1.0 - sum(own))
+        children = [chance for chance, depth in zip(self.chances, self.depths, strict=True) if depth == 1]
+        return max(0.0, 1.0 - sum(children))
 
     def first(self, count: int) -> LikelyNodes:
         """Return the first `count` nodes."""

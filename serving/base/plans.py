@@ -46,8 +46,8 @@ class RowPlan(NamedTuple):
     @classmethod
     def joined(cls, row: RowView, shape: TreeShape) -> RowPlan:
         """Return the plan of a tree from each of the row's sources, of at most as many levels as each may have."""
-        own = [PlannedTree(option.source, shape.shortened(option.limit)) for option in row.options]
-        return cls(row.sequence_id, tuple([tree for tree in own if tree.shape.depth]))
+        trees = [PlannedTree(option.source, shape.shortened(option.limit)) for option in row.options]
+        return cls(row.sequence_id, tuple([tree for tree in trees if tree.shape.depth]))
 
     @property
     def speculation_length(self) -> int:
@@ -78,7 +78,7 @@ class Plan:
     why: Any = None  # the controller's reasons
     chosen: Mapping[str, str | None] | None = None  # of several drafts, the one chosen for each row
     readings: tuple[Reading, ...] = ()
-    seen: BatchView | None = None  # what lengths were planned for, where that is not the step's view: rows of one draft
+    seen: BatchView | None = None  # that lengths were planned for, if not the step's: each row with its chosen draft
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ class Decision:
     predicted_plain_goodput: float  # without speculation, not corrected by what was measured
     predicted_best_goodput: float  # of the best lengths, not corrected either
     slo_violation: float | None = None  # the worst row's expected time per token over its bound, None without bounds
-    promised_ratio: float | None = None  # of plans' to plain goodput, running mean; None: no source has likely nodes
-    gain: float | None = None  # of goodput by these sources, None where none was to be weighed
+    promised_ratio: float | None = None  # of plans' to plain goodput, in the mean. None: no source has likely nodes
+    gain: float | None = None  # of goodput by likely nodes, None where none was to be weighed
     prefill_tokens: int = 0  # read in the step whatever is drafted
     matches: Mapping[str, int] = field(default_factory=dict)  # see `matches_of`
     first: Decision | None = field(default=None, repr=False)  # that this one repeats for other rows

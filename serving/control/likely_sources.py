@@ -30,7 +30,7 @@ class LikelySources:
         # Goodput of plans over that of plain steps. Plans differ from step to step, so speculation is judged by the
         # running mean. It is a ratio, which says something of other numbers of rows too. 0: nothing was planned.
         self._promised_ratio = 0.0
-        # A token costs more beside many rows, and a plan takes less of a step.
+        # Learnt apart: beside many rows a token costs more, and planning takes less of a step.
         self._rest_of_few, self._rest_of_many = LikelySourcesRest(), LikelySourcesRest()
 
     def drop(self) -> None:

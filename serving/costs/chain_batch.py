@@ -78,9 +78,9 @@ class ChainBatch:
     @cached_property
     def _costs(self) -> list[tuple[DraftedCosts, Bools]]:
         """Costs of each draft, and its rows."""
-        every = self.drafts or [(self.latency, numpy.ones(len(self.limits), dtype=bool))]
-        further = self.contexts, self.survival.shape[1], self.prefill_tokens, self.by_model
-        return [(DraftedCosts(latency, *further), rows) for latency, rows in every]
+        drafts = self.drafts or [(self.latency, numpy.ones(len(self.limits), dtype=bool))]
+        batch = self.contexts, self.survival.shape[1], self.prefill_tokens, self.by_model
+        return [(DraftedCosts(latency, *batch), rows) for latency, rows in drafts]
 
     @cached_property
     def row_tokens(self) -> Floats:
@@ -100,7 +100,7 @@ class ChainBatch:
         tokens = self.row_tokens[numpy.arange(lengths.shape[1]), lengths].sum(1)
         drafting_s = numpy.zeros(len(lengths))
         for costs, rows in self._costs:
-            own = lengths * rows
-            drafting_s += costs.of(own) - costs.target_s[own.sum(1)]
+            its_lengths = lengths * rows
+            drafting_s += costs.of(its_lengths) - costs.target_s[its_lengths.sum(1)]
         seconds = self.plain.seconds + self._costs[0][0].target_s[lengths.sum(1)] + drafting_s
         return list(map(Expected, tokens.tolist(), seconds.tolist()))

@@ -13,7 +13,7 @@ from distillspec.serving.base.ladder import EXACT, Ladder
 from distillspec.serving.costs.table import CostTable
 
 APART = 1.15  # least ratio of two knots of a fitted table
-ROWS_MATTER = 0.8  # of the error without a cost of rows: a fit with one is taken where it is below
+ROWS_MATTER = 0.8  # a fit with a cost of rows is taken where its error is below this share of the other's
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Fitted:
 
     def predicted(self, point: Timed) -> float:
         """Seconds that the table gives for a point's work."""
-        every = (point.context, point.tokens, point.rows)
-        return self.cost.first + point.passes * self.cost.seconds(*[one / point.passes for one in every])
+        sums = (point.context, point.tokens, point.rows)
+        return self.cost.first + point.passes * self.cost.seconds(*[total / point.passes for total in sums])
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Fitted:
@@ -79,10 +79,10 @@ def fit(points: Sequence[Timed], recorded: Ladder = EXACT) -> Fitted:
 def _fitted_table(points: Sequence[Timed], by_row: bool) -> CostTable:
     """Fit the seconds of the first knot and the rise to each further one, each ≥ 0."""
     knots = _knots([point.tokens / point.passes for point in points])
-    eye = [CostTable(tuple((at, float(at >= knot)) for at in knots)) for knot in knots]
+    unit_rises = [CostTable(tuple((at, float(at >= knot)) for at in knots)) for knot in knots]  # of a second at a knot
     by_loop = len({point.passes for point in points}) > 1  # else a first pass cannot be told from the others
     work = [
-        [p.context, p.rows * by_row, by_loop, *(p.passes * rise.seconds(0, p.tokens / p.passes) for rise in eye)]
+        [p.context, p.rows * by_row, by_loop, *(p.passes * rise.seconds(0, p.tokens / p.passes) for rise in unit_rises)]
         for p in points
     ]
     relative = numpy.array(work) / numpy.array([[point.seconds] for point in points])

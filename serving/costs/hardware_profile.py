@@ -172,18 +172,18 @@ class Profile:
         profile = cls.read(path)
         problem = profile.target.differs_from(target) or _other_machine(profile.machine, machine(target.device))
         problem = problem or profile.passes.differs_from(settings)
-        found = {source: profile._alike(source, draft) for source, draft in drafts.items()}
+        alike = {source: profile._alike(source, draft) for source, draft in drafts.items()}
         for source, draft in drafts.items():
-            if found[source] is None and problem is None:
+            if alike[source] is None and problem is None:
                 problem = f"it measured {profile._measured}, not {draft.name} ({size_of(draft)})"
         if problem is not None:
             raise ConfigError(f"profile={path} does not fit: {problem}; measure again with distill profile")
-        known = {source: own for source, own in found.items() if own is not None}
-        return replace(profile, drafts=known) if drafts else profile
+        measured = {source: draft for source, draft in alike.items() if draft is not None}
+        return replace(profile, drafts=measured) if drafts else profile
 
     def _alike(self, source: str, draft: LanguageModel) -> ProfiledDraft | None:
         """Return the measured draft of a draft's size."""
-        alike = {own: measured for own, measured in self.drafts.items() if measured.size == size_of(draft)}
+        alike = {name: measured for name, measured in self.drafts.items() if measured.size == size_of(draft)}
         return alike.get(source) or next(iter(alike.values()), None)
 
     @property
