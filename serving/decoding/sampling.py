@@ -31,7 +31,7 @@ from distillspec.serving.decoding.target_initialised import CandidatesRule, deci
 from distillspec.serving.decoding.tree_rules import ChoiceRule, RejectionRule, Rule
 from distillspec.serving.decoding.typical import TypicalRule
 from distillspec.serving.decoding.verification import TreeVerdict
-from distillspec.serving.decoding.verifier import PendingVerdicts, Start, verify
+from distillspec.serving.decoding.verifier import PendingVerdicts, Start, Verify, verify_all_levels, verify_by_level
 from distillspec.serving.decoding.windows import Judgement, Lot, Step, VerificationWindow, policies_of
 
 
@@ -39,11 +39,11 @@ class TokenSampler:
     """Judges windows, and makes drafts' draws. Proposal, acceptance and residual draws have streams of their own.
 
     Args:
-        look: whether reading a number from the device costs nothing; None: on CPUs it does not. Without looks every
-            position of a window is computed, and a step's verdicts are one read.
+        reads_are_free: reading a number from the device costs nothing. None: true of CPUs alone. Where reads cost time,
+            every position of a window is computed, and a step's verdicts are one read.
         verification: `EngineConfig.verification`.
         roots: candidates for the next token, with `target_initialised`.
-        kernel: use the C++ kernel where a look costs nothing and a compiler is there.
+        kernel: use the C++ kernel where device reads are free and there is a compiler.
     """
 
     def __init__(
@@ -52,13 +52,14 @@ class TokenSampler:
         device: torch.device,
         seed: int = 0,
         *,
-        look: bool | None = None,
+        reads_are_free: bool | None = None,
         verification: str = "exact",
         roots: int = 1,
         kernel: bool = True,
     ) -> None:
-        self.look = device.type == "cpu" if look is None else look
-        self.kernel = usable_kernel() if kernel and self.look and device.type == "cpu" else None
+        self.reads_are_free = device.type == "cpu" if reads_are_free is None else reads_are_free
+        self.kernel = usable_kernel() if kernel and self.reads_are_free and device.type == "cpu" else None
+        self._verify: Verify = verify_by_level if self.reads_are_free else verify_all_levels
         self.verification, self.roots = verification, roots
         self.columns = Columns(vocab_size)
         self.device = device
@@ -110,8 +111,8 @@ class TokenSampler:
         return _judgements(step, finite, found)
 
     def _read(self, numbers: Sequence[Tensor]) -> list[list[int]]:
-        """Read tensors `[n]` of one dtype from the device: together, where a look costs something."""
-        if self.look:
+        """Read tensors `[n]` of one dtype from the device: together, where reads cost time."""
+        if self.reads_are_free:
             return [own.tolist() for own in numbers]
         read = to_host(torch.cat(list(numbers))).tolist()
         ends = list(accumulate(len(own) for own in numbers))
@@ -132,9 +133,9 @@ class TokenSampler:
             return verify_blocks(batch, members, self._probs(lot), step.accept, lot.own)
         rule = self._rule(lot)
         if lot.kind == "rooted":
-            return verify_from_roots(batch, members, rule, self.look)
+            return verify_from_roots(batch, members, rule, self._verify)
         starts = [Start(step.firsts[member], step.firsts[member]) for member in members]
-        return verify(batch, starts, rule, self.look)
+        return self._verify(batch, starts, rule)
 
     def _by_kernel(self, kernel: VerdictKernel, lot: Lot) -> PendingVerdicts:
         step, firsts = lot.step, [lot.step.firsts[member] for member in lot.members]
@@ -155,7 +156,7 @@ class TokenSampler:
         batch, members, logits = lot.step.batch, lot.members, lot.step.logits
 
         def values(compute: Compute) -> Values:
-            return values_at(compute, lot.rows, batch.rows, logits.device, self.look)
+            return values_at(compute, lot.rows, batch.rows, logits.device, self.reads_are_free)
 
         probs = self._probs(lot)
         if lot.kind == "seeded":
@@ -163,13 +164,13 @@ class TokenSampler:
         if lot.kind == "typical":
             return TypicalRule(batch, values(probs), lot.own)
         if lot.kind == "drawn":
-            return RejectionRule(batch, values(probs), lot.step.accept, lot.own, self.look)
+            return RejectionRule(batch, values(probs), lot.step.accept, lot.own, self.reads_are_free)
         starts = sum([max(1, len(batch.trees[member].roots)) for member in members])
         own = self.uniforms(self._residual, (starts, self.roots), logits)
-        return CandidatesRule(batch, values(probs), lot.step.accept, own, self.look)
+        return CandidatesRule(batch, values(probs), lot.step.accept, own, self.reads_are_free)
 
     def _probs(self, lot: Lot) -> Compute:
-        return row_probs(lot.step.logits, policies_of(lot.step.windows), self.look)
+        return row_probs(lot.step.logits, policies_of(lot.step.windows), self.reads_are_free)
 
     def _surveyed(self, windows: Sequence[VerificationWindow], logits: Tensor) -> Step:
         """Find the maxima of all rows, and set rows that define no distribution (NaN, +inf, −inf alone) to zero.
@@ -177,10 +178,10 @@ class TokenSampler:
         Where device reads are not free such rows stay, and their verdicts are dropped later.
         """
         peaks, best = self._maxima(logits)
-        if self.look and all(map(math.isfinite, peaks.tolist())):
+        if self.reads_are_free and all(map(math.isfinite, peaks.tolist())):
             return Step(windows, logits, peaks, best, torch.ones(len(peaks), dtype=torch.int64), self._uniforms_of)
         finite = torch.isfinite(peaks)
-        if self.look:
+        if self.reads_are_free:
             logits, peaks = logits.masked_fill(~finite[:, None], 0.0), peaks.masked_fill(~finite, 0.0)
         return Step(windows, logits, peaks, best, finite.long(), self._uniforms_of)
 

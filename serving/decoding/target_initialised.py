@@ -20,7 +20,7 @@ from distillspec.serving.decoding.drafting import drawn_in_order
 from distillspec.serving.decoding.tree_batch import TreeBatch
 from distillspec.serving.decoding.tree_rules import RejectionRule, Rule
 from distillspec.serving.decoding.verification import TreeVerdict
-from distillspec.serving.decoding.verifier import PendingVerdicts, Start, verify
+from distillspec.serving.decoding.verifier import PendingVerdicts, Start, Verify
 
 
 class CandidatesRule(RejectionRule):
@@ -30,13 +30,12 @@ class CandidatesRule(RejectionRule):
         return drawn_in_order(p, self.own)
 
 
-def verify_from_roots(batch: TreeBatch, members: Sequence[int], rule: Rule, look: bool) -> PendingVerdicts:
+def verify_from_roots(batch: TreeBatch, members: Sequence[int], rule: Rule, verify: Verify) -> PendingVerdicts:
     """Verify the trees `members` behind each of their roots, and take the longest path of each tree."""
     starts = [(member, root) for member in members for root in batch.trees[member].roots]
     firsts = [batch.firsts[member] for member, _ in starts]
-    pending = verify(
-        batch, [Start(first + 1 + root, first) for first, (_, root) in zip(firsts, starts, strict=True)], rule, look
-    )
+    rows = [Start(first + 1 + root, first) for first, (_, root) in zip(firsts, starts, strict=True)]
+    pending = verify(batch, rows, rule)
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:
         longest: dict[int, TreeVerdict] = {}

@@ -65,11 +65,13 @@ class RejectionRule:
         probs: returns p `[m, V]` float32 at rows of logits.
         accept: `[N]` float64 in [0, 1), one a row.
         own: `[B]` float64 in [0, 1), for the target's own tokens.
-        look: a look at the device costs nothing, and may save work.
+        reads_are_free: a device read costs nothing, and may save work.
     """
 
-    def __init__(self, batch: TreeBatch, probs: Values, accept: Tensor, own: Tensor, look: bool) -> None:
-        self.batch, self.values, self.accept, self.own, self.look = batch, probs, accept, own, look
+    def __init__(self, batch: TreeBatch, probs: Values, accept: Tensor, own: Tensor, reads_are_free: bool) -> None:
+        self.batch, self.values = batch, probs
+        self.accept, self.own = accept, own
+        self.reads_are_free = reads_are_free
 
     def accepted(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
         found = torch.full_like(at, NONE)
@@ -139,8 +141,8 @@ class RejectionRule:
             _write(p, part, kept_ids)
 
     def _some(self, mask: Tensor) -> bool:
-        """Return False only if a look shows that there are none."""
-        return not self.look or bool(mask.any())
+        """Return False only if a device read shows that there are none."""
+        return not self.reads_are_free or bool(mask.any())
 
     def elder(self, child: Tensor, rank: int) -> Tensor | None:
         """Return the tokens `[m, rank]` of earlier siblings in the group, −1 where there are fewer."""

@@ -1,7 +1,7 @@
 """Verification of many trees at once: levels × siblings, all rows together. Chains are trees of width one.
 
-Without looks at the device all levels are launched, and their verdicts are read once with everything else of a step.
-Where a look costs nothing (CPUs), only the nodes on the paths are computed: one level after another, up to a rejection.
+Where device reads cost time, all levels are launched, and their verdicts are read once with everything else of a step.
+Where reads are free (CPUs), only the nodes on the paths are computed: one level after another, up to a rejection.
 Verdicts are the same.
 """
 
@@ -35,12 +35,11 @@ class Start(NamedTuple):
     first: int  # of the tree
 
 
-def verify(batch: TreeBatch, starts: Sequence[Start], rule: Rule, look: bool) -> PendingVerdicts:
-    """Verify trees of a batch by one rule."""
-    return _by_level(batch, starts, rule) if look else _at_once(batch, starts, rule)
+# Verifies trees of a batch by one rule: `verify_by_level` or `verify_all_levels`.
+Verify = Callable[[TreeBatch, Sequence[Start], Rule], PendingVerdicts]
 
 
-def _at_once(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> PendingVerdicts:
+def verify_all_levels(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> PendingVerdicts:
     """Launch all levels. Rows that have ended stay at their last node."""
     widest, depth = batch.widest(), max(tree.depth for tree in batch.trees)
     at = to_device([start.row for start in starts], batch.device)
@@ -63,8 +62,8 @@ def _at_once(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> PendingVe
     return PendingVerdicts(numbers.flatten(), verdicts)
 
 
-def _by_level(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> PendingVerdicts:
-    """Go down the trees level by level, with a look after each."""
+def verify_by_level(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> PendingVerdicts:
+    """Go down the trees level by level, with a device read after each."""
     at, paths = [start.row for start in starts], [list[int]() for _ in starts]
     visited = _Visited(rule, len(starts), batch.device)
     going = [row for row, node in enumerate(at) if batch.child_count[node]]

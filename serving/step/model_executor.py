@@ -83,7 +83,7 @@ class ModelExecutor:
 
     @property
     def overlaps(self) -> bool:
-        return not self.sampler.look
+        return not self.sampler.reads_are_free
 
     @property
     def records(self) -> bool:
