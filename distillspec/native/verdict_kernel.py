@@ -55,8 +55,8 @@ class GivenTree(NamedTuple):
 class Chances(NamedTuple):
     """Numbers that the verdicts on B trees follow."""
 
-    accept: Tensor  # [N] float64 in [0, 1), a node's at its row of logits
-    own: Tensor  # [B] float64 in [0, 1), for the target's own tokens
+    accept_uniforms: Tensor  # [N] float64 in [0, 1), a node's at its row of logits
+    next_uniforms: Tensor  # [B] float64 in [0, 1), for the target's own tokens
     keys: Tensor  # [N, 2] int32, of the noise of each row of logits. Empty without trees `BY_CHOICE`
 
 

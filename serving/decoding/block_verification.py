@@ -30,18 +30,18 @@ from distillspec.serving.decoding.verifier import PendingVerdicts
 
 
 def verify_blocks(
-    batch: TreeBatch, members: Sequence[int], probs: Compute, accept: Tensor, own: Tensor
+    batch: TreeBatch, members: Sequence[int], probs: Compute, accept_uniforms: Tensor, next_uniforms: Tensor
 ) -> PendingVerdicts:
     """Verify drawn chains, the trees `members` of a batch, without a device read.
 
     Args:
         probs: returns p `[m, V]` float32 at rows of logits.
-        accept: `[N]` float64 in [0, 1), one a row of the batch.
-        own: `[B]` float64 in [0, 1), for the target's own tokens.
+        accept_uniforms: `[N]` float64 in [0, 1), one a row of the batch.
+        next_uniforms: `[B]` float64 in [0, 1), for the target's own tokens.
     """
     blocks = Blocks(batch, members, probs)
-    taken = blocks.lengths_accepted(accept)
-    tokens = draw_unchecked(blocks.rest(taken), own)
+    taken = blocks.lengths_accepted(accept_uniforms)
+    tokens = draw_unchecked(blocks.rest(taken), next_uniforms)
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:
         return [TreeVerdict(tuple(range(read[i + 1])), read[i]) for i in range(0, len(read), 2)]
@@ -92,10 +92,10 @@ class Blocks:
         ends = torch.arange(1, 1 + found.shape[1], device=found.device) == self.lengths[:, None]
         return torch.where(ends, weights, found)
 
-    def lengths_accepted(self, accept: Tensor) -> Tensor:
+    def lengths_accepted(self, accept_uniforms: Tensor) -> Tensor:
         """Return how many tokens of each chain are accepted `[B]`."""
-        accepted = (accept[self.nodes] < self.chances()) & self.drafted
-        counts = torch.arange(1, self.nodes.shape[1] + 1, device=accept.device)
+        accepted = (accept_uniforms[self.nodes] < self.chances()) & self.drafted
+        counts = torch.arange(1, self.nodes.shape[1] + 1, device=accept_uniforms.device)
         return (accepted * counts).amax(1)
 
     def rest(self, taken: Tensor) -> Tensor:

@@ -83,15 +83,13 @@ class TokenSampler:
             device: of the draft, None: the target's.
         """
         drawn = any(not place.sequence.params.is_greedy for place in places)
-        uniforms = self._uniforms(device or self.device, len(places) if drawn else 0, count, siblings)
+        shape = (len(places) if drawn else 0, count, siblings)
+        uniforms = _draw(self._propose, shape, device or self.device)
         return make_draws(places, columns, count, uniforms, best=best)
 
     def proposal_uniforms(self, *shape: int) -> Tensor:
         """Draw float64 in [0, 1) of this shape from the proposals' own stream, on the device."""
-        return self._uniforms(self.device, *shape)
-
-    def _uniforms(self, device: torch.device, *shape: int) -> Tensor:
-        return to_device(torch.rand(*shape, generator=self._propose, dtype=torch.float64), device)
+        return _draw(self._propose, shape, self.device)
 
     def verify(self, logits: Tensor, windows: Sequence[VerificationWindow]) -> list[Judgement]:
         """A judgement of each window.
@@ -130,7 +128,7 @@ class TokenSampler:
             return self._by_kernel(self.kernel, lot)
         batch = step.batch
         if lot.kind == "block":
-            return verify_blocks(batch, members, self._probs(lot), step.accept, lot.own)
+            return verify_blocks(batch, members, self._probs(lot), step.accept_uniforms, lot.next_uniforms)
         rule = self._rule(lot)
         if lot.kind == "rooted":
             return verify_from_roots(batch, members, rule, self._verify)
@@ -144,10 +142,10 @@ class TokenSampler:
         trees = list(map(JudgedTree, lot.trees, firsts, [own.policy for own in params], seeded))
         keys = step.noise_keys() if any(seeded) else torch.empty(0, dtype=torch.int32)
         if all(seeded):  # they leave the streams of the others alone
-            accept, own = torch.zeros(2, step.rows, dtype=torch.float64)
+            accept_uniforms, next_uniforms = torch.zeros(2, step.rows, dtype=torch.float64)
         else:
-            accept, own = step.accept, lot.own
-        chances = Chances(accept, own, keys)
+            accept_uniforms, next_uniforms = step.accept_uniforms, lot.next_uniforms
+        chances = Chances(accept_uniforms, next_uniforms, keys)
         paths = self.verification == "exact"
         return verify_by_kernel(kernel, step.logits, step.peaks, trees, chances, paths=paths)
 
@@ -162,12 +160,12 @@ class TokenSampler:
         if lot.kind == "seeded":
             return ChoiceRule(batch, values(seeded_ids(probs, lot.step.noise_keys(), self._hashed)))
         if lot.kind == "typical":
-            return TypicalRule(batch, values(probs), lot.own)
+            return TypicalRule(batch, values(probs), lot.next_uniforms)
         if lot.kind == "drawn":
-            return RejectionRule(batch, values(probs), lot.step.accept, lot.own, self.reads_are_free)
+            return RejectionRule(batch, values(probs), lot.step.accept_uniforms, lot.next_uniforms, self.reads_are_free)
         starts = sum([max(1, len(batch.trees[member].roots)) for member in members])
-        own = self.uniforms(self._residual, (starts, self.roots), logits)
-        return CandidatesRule(batch, values(probs), lot.step.accept, own, self.reads_are_free)
+        next_uniforms = _draw(self._residual, (starts, self.roots), logits.device)
+        return CandidatesRule(batch, values(probs), lot.step.accept_uniforms, next_uniforms, self.reads_are_free)
 
     def _probs(self, lot: Lot) -> Compute:
         return row_probs(lot.step.logits, policies_of(lot.step.windows), self.reads_are_free)
@@ -194,13 +192,14 @@ class TokenSampler:
 
     def _uniforms_of(self, step: Step) -> tuple[Tensor, Tensor]:
         """Return uniforms for the acceptance of each row, and for each window's own token."""
-        accept = self.uniforms(self._accept, (step.rows,), step.logits)
-        return accept, self.uniforms(self._residual, (len(step.trees),), step.logits)
+        device = step.logits.device
+        accept_uniforms = _draw(self._accept, (step.rows,), device)
+        return accept_uniforms, _draw(self._residual, (len(step.trees),), device)
 
-    @staticmethod
-    def uniforms(stream: torch.Generator, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Draw float64 in [0, 1) from a stream on the host, onto the device of `like`."""
-        return to_device(torch.rand(shape, generator=stream, dtype=torch.float64), like.device)
+
+def _draw(stream: torch.Generator, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Draw float64 in [0, 1) from a stream on the host, and bring them to a device."""
+    return to_device(torch.rand(shape, generator=stream, dtype=torch.float64), device)
 
 
 def _judgements(step: Step, finite: Sequence[int], found: Mapping[int, TreeVerdict]) -> list[Judgement]:

@@ -24,10 +24,10 @@ from distillspec.serving.decoding.verifier import PendingVerdicts, Start, Verify
 
 
 class CandidatesRule(RejectionRule):
-    """Accepts by rejection sampling, then draws several tokens of the target's own. `own`: `[B, W]` in [0, 1)."""
+    """Accepts by rejection sampling, then draws W tokens of the target's own. `next_uniforms`: `[B, W]` in [0, 1)."""
 
     def drawn(self, p: Tensor) -> Tensor:
-        return drawn_in_order(p, self.own)
+        return drawn_in_order(p, self.next_uniforms)
 
 
 def verify_from_roots(batch: TreeBatch, members: Sequence[int], rule: Rule, verify: Verify) -> PendingVerdicts:

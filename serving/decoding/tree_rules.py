@@ -63,14 +63,18 @@ class RejectionRule:
     Args:
         batch: trees of several rows.
         probs: returns p `[m, V]` float32 at rows of logits.
-        accept: `[N]` float64 in [0, 1), one a row.
-        own: `[B]` float64 in [0, 1), for the target's own tokens.
+        accept_uniforms: `[N]` float64 in [0, 1), one a row.
+        next_uniforms: `[B]` float64 in [0, 1), for the target's own tokens.
         reads_are_free: a device read costs nothing, and may save work.
     """
 
-    def __init__(self, batch: TreeBatch, probs: Values, accept: Tensor, own: Tensor, reads_are_free: bool) -> None:
-        self.batch, self.values = batch, probs
-        self.accept, self.own = accept, own
+    def __init__(
+        self, batch: TreeBatch, probs: Values, accept_uniforms: Tensor, next_uniforms: Tensor, reads_are_free: bool
+    ) -> None:
+        self.batch = batch
+        self.values = probs
+        self.accept_uniforms = accept_uniforms
+        self.next_uniforms = next_uniforms
         self.reads_are_free = reads_are_free
 
     def accepted(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
@@ -80,7 +84,7 @@ class RejectionRule:
             child = self.batch.children[at, rank]
             tried = (child >= 0) & (found < 0)
             target_at = p.gather(1, self.batch.tokens[child][:, None])[:, 0]
-            yes = tried & accepts(target_at, self._draft_at(child, rank), self.accept[child])
+            yes = tried & accepts(target_at, self._draft_at(child, rank), self.accept_uniforms[child])
             found = torch.where(yes, child, found)
             if not self._some(tried & ~yes):
                 return found
@@ -99,7 +103,7 @@ class RejectionRule:
 
     def drawn(self, p: Tensor) -> Tensor:
         """Draw the target's own tokens from `p [B, V]`."""
-        return draw_unchecked(p, self.own)
+        return draw_unchecked(p, self.next_uniforms)
 
     def _draft_at(self, child: Tensor, rank: int) -> Tensor:
         """Return q(x) `[m]` float32 of the children, 1 for deterministic ones."""

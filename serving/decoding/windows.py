@@ -42,8 +42,7 @@ class Step:
     peaks: `[N]`, the largest logit of each row.
     best: `[N]` int64, the lowest id that has it, None where nobody has looked for it.
     finite: `[N]` int64, 1 for rows that define a distribution, 0 for others.
-    draw: returns float64 in [0, 1): `[N]` for the acceptance of nodes, `[B]` for the target's own tokens. It is asked
-        at most once, whatever the kinds of the rows are.
+    draw: returns `accept_uniforms` and `next_uniforms`. It is called at most once, whatever the kinds of the rows are.
     """
 
     windows: Sequence[VerificationWindow]
@@ -65,11 +64,13 @@ class Step:
         return self.draw(self)
 
     @property
-    def accept(self) -> Tensor:
+    def accept_uniforms(self) -> Tensor:
+        """`[N]` float64 in [0, 1), for the acceptance of nodes."""
         return self._uniforms[0]
 
     @property
-    def own(self) -> Tensor:
+    def next_uniforms(self) -> Tensor:
+        """`[B]` float64 in [0, 1), for the target's own tokens."""
         return self._uniforms[1]
 
     def noise_keys(self) -> Tensor:
@@ -94,9 +95,9 @@ class Lot:
         return [self.step.trees[member] for member in self.members]
 
     @property
-    def own(self) -> Tensor:
-        """Uniforms for the target's own tokens `[B]`."""
-        return rows_of(self.step.own, self.members)
+    def next_uniforms(self) -> Tensor:
+        """`[B]` float64 in [0, 1), for the target's own tokens."""
+        return rows_of(self.step.next_uniforms, self.members)
 
     @property
     def rows(self) -> list[int]:
