@@ -34,7 +34,8 @@ from distillspec.serving.base.fixed import FixedTree
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.traversal import expected_by_level, expected_tokens
-from distillspec.serving.decoding.windows import Judgement, VerificationWindow
+from distillspec.serving.decoding.verdict import Judgement
+from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.draft_loading import load_draft
 from distillspec.serving.step.commit import Emission
 from distillspec.types import SamplingPolicy

@@ -25,7 +25,7 @@ from distillspec.sampling import draw_unchecked
 from distillspec.serving.base.transfer import to_device
 from distillspec.serving.decoding.row_values import Compute
 from distillspec.serving.decoding.tree_batch import DrawnRows, TreeBatch
-from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.serving.decoding.verdict import TreeVerdict
 from distillspec.serving.decoding.verifier import PendingVerdicts
 
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from distillspec.serving.base.tree import ROOT, TokenTree
-from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.serving.decoding.verdict import TreeVerdict
 from distillspec.serving.decoding.verifier import PendingVerdicts
 
 

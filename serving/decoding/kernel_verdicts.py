@@ -3,7 +3,7 @@
 Seeded trees are verified by choice, those of which nothing was drawn level by level.
 
 Torch takes thirty operations a level, each of which costs as much as the arithmetic. The laws are those of
-`decoding.block_verification`, `decoding.traversal`, `decoding.noise` and `decoding.verification`.
+`decoding.block_verification`, `decoding.traversal`, `decoding.noise` and `decoding.reference_verification`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from distillspec.native.verdict_kernel import (
 from distillspec.serving.base.tree import DraftProbs, TokenTree
 from distillspec.serving.decoding.row_kinds import BLOCK
 from distillspec.serving.decoding.tree_batch import NONE
-from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.serving.decoding.verdict import TreeVerdict
 from distillspec.serving.decoding.verifier import PendingVerdicts
 from distillspec.types import SamplingPolicy
 

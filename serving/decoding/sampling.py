@@ -30,9 +30,9 @@ from distillspec.serving.decoding.row_values import Compute, Values, row_probs, 
 from distillspec.serving.decoding.target_initialised import CandidatesRule, decided, verify_from_roots
 from distillspec.serving.decoding.tree_rules import ChoiceRule, RejectionRule, Rule
 from distillspec.serving.decoding.typical import TypicalRule
-from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.serving.decoding.verdict import Judgement, TreeVerdict
 from distillspec.serving.decoding.verifier import PendingVerdicts, Start, Verify, verify_all_levels, verify_by_level
-from distillspec.serving.decoding.windows import Judgement, Lot, Step, VerificationWindow, policies_of
+from distillspec.serving.decoding.windows import Lot, Step, VerificationWindow, policies_of
 
 
 class TokenSampler:

@@ -11,8 +11,8 @@ from torch import Tensor
 from distillspec.errors import ConfigError
 from distillspec.serving.base.tree import ROOT
 from distillspec.serving.decoding.sampling import TokenSampler
-from distillspec.serving.decoding.verification import TreeVerdict
-from distillspec.serving.decoding.windows import Judgement, VerificationWindow
+from distillspec.serving.decoding.verdict import Judgement, TreeVerdict
+from distillspec.serving.decoding.windows import VerificationWindow
 
 
 class SyntheticAcceptance(TokenSampler):

@@ -19,7 +19,7 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.decoding.drafting import drawn_in_order
 from distillspec.serving.decoding.tree_batch import TreeBatch
 from distillspec.serving.decoding.tree_rules import RejectionRule, Rule
-from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.serving.decoding.verdict import TreeVerdict
 from distillspec.serving.decoding.verifier import PendingVerdicts, Start, Verify
 
 

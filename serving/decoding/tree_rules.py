@@ -1,7 +1,7 @@
 """The two rules by which drafted children are accepted, over many trees at once and without a device read.
 
 *Choice*: the target's own token is known at every node (greedy, or keyed noise of seeded requests), and the first child
-that is this token is accepted. *Rejection*: see `decoding.verification`, the readable oracle.
+that is this token is accepted. *Rejection*: see `decoding.reference_verification`.
 
 A rule computes a value for each node that is visited: the target's token, or its distribution p.
 """

@@ -17,7 +17,7 @@ from torch import Tensor
 from distillspec.serving.base.transfer import to_device, to_host
 from distillspec.serving.decoding.tree_batch import NONE, TreeBatch
 from distillspec.serving.decoding.tree_rules import Rule
-from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.serving.decoding.verdict import TreeVerdict
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from distillspec.serving.decoding.logits import Place
 from distillspec.serving.decoding.noise import key_tensor
 from distillspec.serving.decoding.row_kinds import Kind
 from distillspec.serving.decoding.tree_batch import TreeBatch
-from distillspec.serving.decoding.verification import TreeVerdict
 from distillspec.types import SamplingPolicy
 
 
@@ -104,14 +103,6 @@ class Lot:
         """Rows of logits, in order."""
         firsts, trees = self.step.firsts, self.step.trees
         return [row for m in self.members for row in range(firsts[m], firsts[m] + 1 + len(trees[m]))]
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Verdict on a window."""
-
-    verdict: TreeVerdict | None  # None where the target's logits behind the text are NaN
-    sound: bool  # False where any of the window's logits is NaN, on the path or off it
 
 
 def policies_of(windows: Sequence[VerificationWindow]) -> list[SamplingPolicy]:

@@ -17,8 +17,8 @@ from distillspec.serving.base.outputs import token_logprobs
 from distillspec.serving.base.requests import SequenceState, TokenLogprob
 from distillspec.serving.base.transfer import rows_of, to_device
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.decoding.verification import TreeVerdict
-from distillspec.serving.decoding.windows import Judgement, VerificationWindow
+from distillspec.serving.decoding.verdict import Judgement, TreeVerdict
+from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.proposers.base import versions_of
 from distillspec.serving.proposers.draft_health import DraftHealth
 from distillspec.serving.sequences.manager import SequenceManager

@@ -13,8 +13,8 @@ from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, RequestOutput, SamplingParams
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.decoding.sampling import TokenSampler
-from distillspec.serving.decoding.verification import TreeVerdict
-from distillspec.serving.decoding.windows import Judgement, VerificationWindow
+from distillspec.serving.decoding.verdict import Judgement, TreeVerdict
+from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.proposers.base import ProposalRequest
 
 from .conftest import MakeEngine, prompts

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree, merged
-from distillspec.serving.decoding import tree_rules, verification
+from distillspec.serving.decoding import reference_verification, tree_rules
+from distillspec.serving.decoding.reference_verification import verify_tree
 from distillspec.serving.decoding.traversal import traversal
 from distillspec.serving.decoding.tree_batch import TreeBatch
 from distillspec.serving.decoding.tree_rules import RejectionRule
-from distillspec.serving.decoding.verification import verify_tree
 from distillspec.serving.decoding.verifier import Start, verify_all_levels, verify_by_level
 
 CPU = torch.device("cpu")
@@ -116,8 +116,8 @@ def _run(
     probs = torch.stack([first, *(second[token] for token in tree.tokens)])
     with patch.context() as own:
         if verifier == "oracle":
-            own.setattr(verification, "accepts", script.accepts)
-            own.setattr(verification, "draw", script.draw)
+            own.setattr(reference_verification, "accepts", script.accepts)
+            own.setattr(reference_verification, "draw", script.draw)
             return verify_tree(probs, tree, torch.zeros(len(tree)), torch.zeros(())).path
         own.setattr(tree_rules, "accepts", script.accepts)
         own.setattr(tree_rules, "draw_unchecked", script.draw)

@@ -15,10 +15,11 @@ from distillspec.serving import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.decoding.logits import Place
+from distillspec.serving.decoding.reference_verification import verify_tree
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.tree_batch import DrawnRows
 from distillspec.serving.decoding.tree_rules import RejectionRule
-from distillspec.serving.decoding.verification import TreeVerdict, verify_tree
+from distillspec.serving.decoding.verdict import TreeVerdict
 from distillspec.serving.decoding.windows import VerificationWindow
 
 CPU = torch.device("cpu")
