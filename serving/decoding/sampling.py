@@ -32,7 +32,7 @@ from distillspec.serving.decoding.tree_rules import ChoiceRule, RejectionRule, R
 from distillspec.serving.decoding.typical import TypicalRule
 from distillspec.serving.decoding.verdict import Judgement, TreeVerdict
 from distillspec.serving.decoding.verifier import PendingVerdicts, Start, Verify, verify_all_levels, verify_by_level
-from distillspec.serving.decoding.windows import Lot, Step, VerificationWindow, policies_of
+from distillspec.serving.decoding.windows import KindWindows, StepLogits, VerificationWindow, policies_of
 
 
 class TokenSampler:
@@ -60,7 +60,8 @@ class TokenSampler:
         self.reads_are_free = device.type == "cpu" if reads_are_free is None else reads_are_free
         self.kernel = usable_kernel() if kernel and self.reads_are_free and device.type == "cpu" else None
         self._verify: Verify = verify_by_level if self.reads_are_free else verify_all_levels
-        self.verification, self.roots = verification, roots
+        self.verification = verification
+        self.roots = roots
         self.columns = Columns(vocab_size)
         self.device = device
         self._hashed = hashed_ids(torch.arange(vocab_size, device=device))
@@ -100,88 +101,92 @@ class TokenSampler:
             logits = _transformed(logits, [place for window in windows for place in window.places()], self.columns)
         step = self._surveyed(windows, logits)
         kernel = self.kernel is not None and step.best is not None
-        lots = by_kind(step.sequences, step.trees, self.verification, kernel)
-        asked = [(members, self._verdicts(Lot(kind, members, step))) for kind, members in lots.items()]
-        finite, *read = self._read([step.finite, *(pending.numbers for _, pending in asked)])
-        found: dict[int, TreeVerdict] = {}
-        for (members, pending), numbers in zip(asked, read, strict=True):
-            found.update(zip(members, pending.verdicts(numbers), strict=True))
-        return _judgements(step, finite, found)
+        kinds = by_kind(step.sequences, step.trees, self.verification, kernel)
+        launched = [(members, self._verdicts(KindWindows(kind, members, step))) for kind, members in kinds.items()]
+        finite, *read = self._read([step.finite, *(pending.numbers for _, pending in launched)])
+        verdicts: dict[int, TreeVerdict] = {}
+        for (members, pending), numbers in zip(launched, read, strict=True):
+            verdicts.update(zip(members, pending.verdicts(numbers), strict=True))
+        return _judgements(step, finite, verdicts)
 
     def _read(self, numbers: Sequence[Tensor]) -> list[list[int]]:
         """Read tensors `[n]` of one dtype from the device: together, where reads cost time."""
         if self.reads_are_free:
-            return [own.tolist() for own in numbers]
+            return [part.tolist() for part in numbers]
         read = to_host(torch.cat(list(numbers))).tolist()
-        ends = list(accumulate(len(own) for own in numbers))
-        return [read[end - len(own) : end] for own, end in zip(numbers, ends, strict=True)]
+        ends = list(accumulate(len(part) for part in numbers))
+        return [read[end - len(part) : end] for part, end in zip(numbers, ends, strict=True)]
 
-    def _verdicts(self, lot: Lot) -> PendingVerdicts:
+    def _verdicts(self, windows: KindWindows) -> PendingVerdicts:
         """Launch the verdicts of the rows of one kind."""
-        step, members, logits = lot.step, lot.members, lot.step.logits
-        if lot.kind == "decided":
+        step, members, logits = windows.step, windows.members, windows.step.logits
+        if windows.kind == "decided":
             return decided([step.sequences[member] for member in members], logits.device)
-        if lot.kind == "greedy":
-            found = best_ids(rows_of(logits, lot.rows)) if step.best is None else rows_of(step.best, lot.rows)
-            return verify_choices(lot.trees, found)
-        if lot.kind == "kernel" and self.kernel is not None:
-            return self._by_kernel(self.kernel, lot)
+        if windows.kind == "greedy":
+            ids = best_ids(rows_of(logits, windows.rows)) if step.best is None else rows_of(step.best, windows.rows)
+            return verify_choices(windows.trees, ids)
+        if windows.kind == "kernel" and self.kernel is not None:
+            return self._by_kernel(self.kernel, windows)
         batch = step.batch
-        if lot.kind == "block":
-            return verify_blocks(batch, members, self._probs(lot), step.accept_uniforms, lot.next_uniforms)
-        rule = self._rule(lot)
-        if lot.kind == "rooted":
+        if windows.kind == "block":
+            return verify_blocks(batch, members, self._probs(windows), step.accept_uniforms, windows.next_uniforms)
+        rule = self._rule(windows)
+        if windows.kind == "rooted":
             return verify_from_roots(batch, members, rule, self._verify)
         starts = [Start(step.firsts[member], step.firsts[member]) for member in members]
         return self._verify(batch, starts, rule)
 
-    def _by_kernel(self, kernel: VerdictKernel, lot: Lot) -> PendingVerdicts:
-        step, firsts = lot.step, [lot.step.firsts[member] for member in lot.members]
-        params = [step.sequences[member].params for member in lot.members]
-        seeded = [own.seed is not None for own in params]
-        trees = list(map(JudgedTree, lot.trees, firsts, [own.policy for own in params], seeded))
+    def _by_kernel(self, kernel: VerdictKernel, windows: KindWindows) -> PendingVerdicts:
+        step = windows.step
+        trees = []
+        for member, tree in zip(windows.members, windows.trees, strict=True):
+            params = step.sequences[member].params
+            trees.append(JudgedTree(tree, step.firsts[member], params.policy, params.seed is not None))
+        seeded = [judged.seeded for judged in trees]
         keys = step.noise_keys() if any(seeded) else torch.empty(0, dtype=torch.int32)
         if all(seeded):  # they leave the streams of the others alone
             accept_uniforms, next_uniforms = torch.zeros(2, step.rows, dtype=torch.float64)
         else:
-            accept_uniforms, next_uniforms = step.accept_uniforms, lot.next_uniforms
+            accept_uniforms, next_uniforms = step.accept_uniforms, windows.next_uniforms
         chances = Chances(accept_uniforms, next_uniforms, keys)
         paths = self.verification == "exact"
         return verify_by_kernel(kernel, step.logits, step.peaks, trees, chances, paths=paths)
 
-    def _rule(self, lot: Lot) -> Rule:
-        """Return the rule that accepts the children of a lot's nodes."""
-        batch, members, logits = lot.step.batch, lot.members, lot.step.logits
+    def _rule(self, windows: KindWindows) -> Rule:
+        """Return the rule that accepts the children of the nodes of windows of one kind."""
+        step, free = windows.step, self.reads_are_free
+        batch, device = step.batch, step.logits.device
 
         def values(compute: Compute) -> Values:
-            return values_at(compute, lot.rows, batch.rows, logits.device, self.reads_are_free)
+            return values_at(compute, windows.rows, batch.rows, device, free)
 
-        probs = self._probs(lot)
-        if lot.kind == "seeded":
-            return ChoiceRule(batch, values(seeded_ids(probs, lot.step.noise_keys(), self._hashed)))
-        if lot.kind == "typical":
-            return TypicalRule(batch, values(probs), lot.next_uniforms)
-        if lot.kind == "drawn":
-            return RejectionRule(batch, values(probs), lot.step.accept_uniforms, lot.next_uniforms, self.reads_are_free)
-        starts = sum([max(1, len(batch.trees[member].roots)) for member in members])
-        next_uniforms = _draw(self._residual, (starts, self.roots), logits.device)
-        return CandidatesRule(batch, values(probs), lot.step.accept_uniforms, next_uniforms, self.reads_are_free)
+        probs = self._probs(windows)
+        if windows.kind == "seeded":
+            return ChoiceRule(batch, values(seeded_ids(probs, step.noise_keys(), self._hashed)))
+        if windows.kind == "typical":
+            return TypicalRule(batch, values(probs), windows.next_uniforms)
+        if windows.kind == "drawn":
+            return RejectionRule(batch, values(probs), step.accept_uniforms, windows.next_uniforms, free)
+        starts = sum([max(1, len(batch.trees[member].roots)) for member in windows.members])
+        next_uniforms = _draw(self._residual, (starts, self.roots), device)
+        return CandidatesRule(batch, values(probs), step.accept_uniforms, next_uniforms, free)
 
-    def _probs(self, lot: Lot) -> Compute:
-        return row_probs(lot.step.logits, policies_of(lot.step.windows), self.reads_are_free)
+    def _probs(self, windows: KindWindows) -> Compute:
+        return row_probs(windows.step.logits, policies_of(windows.step.windows), self.reads_are_free)
 
-    def _surveyed(self, windows: Sequence[VerificationWindow], logits: Tensor) -> Step:
+    def _surveyed(self, windows: Sequence[VerificationWindow], logits: Tensor) -> StepLogits:
         """Find the maxima of all rows, and set rows that define no distribution (NaN, +inf, −inf alone) to zero.
 
         Where device reads are not free such rows stay, and their verdicts are dropped later.
         """
         peaks, best = self._maxima(logits)
         if self.reads_are_free and all(map(math.isfinite, peaks.tolist())):
-            return Step(windows, logits, peaks, best, torch.ones(len(peaks), dtype=torch.int64), self._uniforms_of)
+            all_finite = torch.ones(len(peaks), dtype=torch.int64)
+            return StepLogits(windows, logits, peaks, best, all_finite, self._uniforms_of)
         finite = torch.isfinite(peaks)
         if self.reads_are_free:
             logits, peaks = logits.masked_fill(~finite[:, None], 0.0), peaks.masked_fill(~finite, 0.0)
-        return Step(windows, logits, peaks, best, finite.long(), self._uniforms_of)
+        return StepLogits(windows, logits, peaks, best, finite.long(), self._uniforms_of)
 
     def _maxima(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the largest logit of each row, and its id where the kernel takes these logits."""
@@ -190,7 +195,7 @@ class TokenSampler:
             return logits.amax(-1), None
         return kernel.survey(logits)
 
-    def _uniforms_of(self, step: Step) -> tuple[Tensor, Tensor]:
+    def _uniforms_of(self, step: StepLogits) -> tuple[Tensor, Tensor]:
         """Return uniforms for the acceptance of each row, and for each window's own token."""
         device = step.logits.device
         accept_uniforms = _draw(self._accept, (step.rows,), device)
@@ -202,17 +207,17 @@ def _draw(stream: torch.Generator, shape: tuple[int, ...], device: torch.device)
     return to_device(torch.rand(shape, generator=stream, dtype=torch.float64), device)
 
 
-def _judgements(step: Step, finite: Sequence[int], found: Mapping[int, TreeVerdict]) -> list[Judgement]:
+def _judgements(step: StepLogits, finite: Sequence[int], verdicts: Mapping[int, TreeVerdict]) -> list[Judgement]:
     """Return the judgements. Verdicts hold as far as the rows that they depend on are sound.
 
     Args:
         finite: 1 for each sound row of logits, 0 for others.
-        found: the verdict of each window.
+        verdicts: of each window, by its place.
     """
     judgements = []
     for i, (first, tree) in enumerate(zip(step.firsts, step.trees, strict=True)):
         rows = finite[first : first + 1 + len(tree)]
-        judgements.append(Judgement(_sound_part(found[i], tree, rows), all(rows)))
+        judgements.append(Judgement(_sound_part(verdicts[i], tree, rows), all(rows)))
     return judgements
 
 

@@ -35,7 +35,7 @@ class VerificationWindow:
 
 
 @dataclass
-class Step:
+class StepLogits:
     """The windows of a step and their logits.
 
     peaks: `[N]`, the largest logit of each row.
@@ -49,7 +49,7 @@ class Step:
     peaks: Tensor
     best: Tensor | None
     finite: Tensor
-    draw: Callable[[Step], tuple[Tensor, Tensor]]
+    draw: Callable[[StepLogits], tuple[Tensor, Tensor]]
 
     def __post_init__(self) -> None:
         self.trees = [window.tree for window in self.windows]
@@ -82,12 +82,12 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Lot:
-    """Rows of one kind: the windows `members` of a step."""
+class KindWindows:
+    """The windows of a step that are verified in one way: `members` by their places in the step."""
 
     kind: Kind
     members: Sequence[int]
-    step: Step
+    step: StepLogits
 
     @property
     def trees(self) -> list[TokenTree]:
