@@ -118,8 +118,9 @@ class SimulatedExecutor:
         timings = self._timings(work, windows, readings_s)
         self.now += _ends(timings) + self.hardware.host.seconds(len(work.decoding) + len(work.chunks))
         timer = work.timer
-        timer.draft_s = sum([own.draft_s for own in timings])
-        timer.target_s, timer.readings_s = sum([own.target_s for own in timings]), readings_s
+        timer.seconds["draft"] = sum([own.draft_s for own in timings])
+        timer.seconds["target"] = sum([own.target_s for own in timings])
+        timer.seconds["readings"] = readings_s
         for own in timings if self.hardware.latency.members else ():
             timer.add_drafted(own.drafted_s)
         return (*self._commit(work.decoding, windows), *self._read(work.chunks))

@@ -228,7 +228,7 @@ class EngineCore:
         planned = [(self.sequences.unfinished[chunk.sequence_id], chunk.tokens) for chunk in schedule.prefill]
         # An admission may have found another prefix than planned, where one before it took the memory.
         chunks = [(sequence, min(tokens, len(sequence.tokens) - sequence.computed)) for sequence, tokens in planned]
-        with timer.planning():
+        with timer.timing("planning"):
             view = self._view(decoding, sum(tokens for _, tokens in chunks))
             plan = self.controller.plan(view)
         meanwhile = partial(self._while_it_computes, timer)
@@ -238,14 +238,14 @@ class EngineCore:
             view,
             plan,
             view.prefill_tokens,
-            timer.draft_s,
-            timer.target_s,
-            timer.total_s,
-            reserved,
-            timer.drafted_s,
-            timer.readings_s,
-            timer.planning_s,
-            timer.overlapped_s,
+            draft_s=timer.seconds["draft"],
+            target_s=timer.seconds["target"],
+            total_s=timer.total_s,
+            reserved_tokens=reserved,
+            drafted_s=timer.drafted_s,
+            readings_s=timer.seconds["readings"],
+            planning_s=timer.seconds["planning"],
+            overlapped_s=timer.seconds["overlapped"],
         )
         self._observe()  # where no pass ran that it could overlap
         self.last_result = self._unobserved = result
@@ -259,7 +259,7 @@ class EngineCore:
         First what others wait for: the outputs of the step before (`meanwhile`). Requests are taken in up to the first
         message of another kind, so the order of messages stays.
         """
-        with timer.overlapping():
+        with timer.timing("overlapped"):
             if (deliver := self.meanwhile) is not None:  # another thread may take it away
                 deliver()
             self._observe()

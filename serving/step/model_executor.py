@@ -160,7 +160,7 @@ class ModelExecutor:
             yield from self._stream.in_order(partial(self._thread.ahead, parts), self._draft)
 
     def _draft(self, work: StepWork) -> list[TokenTree]:
-        with work.timer.drafting():
+        with work.timer.timing("draft"):
             trees = self._propose(work)
             self._read_ahead(work)
         return trees
@@ -168,7 +168,7 @@ class ModelExecutor:
     def _verify(self, work: StepWork, trees: Sequence[TokenTree]) -> _Judged | None:
         """Read and judge a micro-batch. None: it has only prompts, which are not read whole yet."""
         windows = [VerificationWindow(sequence, tree) for sequence, tree in zip(work.decoding, trees, strict=True)]
-        with work.timer.verifying():
+        with work.timer.timing("target"):
             hidden, windows = read_step(self.runner, self.sequences, windows, work.chunks)
             if not windows:
                 return None
@@ -214,17 +214,18 @@ class ModelExecutor:
     def _read_late_states(self, work: StepWork) -> None:
         """Read texts again whose states are missing, where prompts leave room."""
         if self.runner.cache.lacking:
-            started, prompts = work.timer.now, sum(tokens for _, tokens in work.chunks)
-            self._late.read(self.sequences.running, self.sequences.limits.prefill_chunk, prompts)
-            work.timer.readings_s += work.timer.now - started
+            prompts = sum(tokens for _, tokens in work.chunks)
+            with work.timer.timing("readings"):
+                self._late.read(self.sequences.running, self.sequences.limits.prefill_chunk, prompts)
 
     def _read_ahead(self, work: StepWork) -> None:
         """Let drafts read the texts of rows that will switch to them."""
         if not work.plan.readings or self._ahead is None:
             return
-        started, unfinished = work.timer.now, self.sequences.unfinished
-        self._ahead.read_ahead([(own.source, unfinished[own.sequence_id], own.tokens) for own in work.plan.readings])
-        work.timer.readings_s += work.timer.now - started
+        unfinished = self.sequences.unfinished
+        readings = [(read.source, unfinished[read.sequence_id], read.tokens) for read in work.plan.readings]
+        with work.timer.timing("readings"):
+            self._ahead.read_ahead(readings)
 
     def _propose(self, work: StepWork) -> list[TokenTree]:
         for reader in self._readers:
