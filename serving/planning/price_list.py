@@ -146,7 +146,7 @@ class PriceList:
 
     def _earned(self, plan: StepPlan) -> float:
         """Return the tokens a second of a plan, with what the reading of long texts takes of each step."""
-        rows = [(each.row, each.row.left / (1 + each.tokens)) for each in plan.chosen if each.drafts]
+        rows = [(each.row, each.row.room / (1 + each.tokens)) for each in plan.chosen if each.drafts]
         read_s = sum([self.costs.paid_back_s(row, left) for row, left in rows])
         return plan.expected.tokens / (plan.expected.seconds + read_s)
 
@@ -196,7 +196,7 @@ class PriceList:
         if not own.shape.depth:
             return None
         tokens = own.tokens if option.likely is None else own.tokens * option.likely.missed
-        seconds = own.seconds + self.costs.paid_back_s(option, row.left / (1 + own.tokens))
+        seconds = own.seconds + self.costs.paid_back_s(option, row.room / (1 + own.tokens))
         return Offer(row.with_option(option), own.shape, tokens, tokens - self.price * seconds)
 
     def _grow(self, like: Option, only: RowView | None = None) -> None:

@@ -292,5 +292,5 @@ class EngineCore:
             tuple([other.within(limit) for other in others]),
             sequence.request.domain,
             sequence.request.prompt_ids,
-            left=sequence.max_output - len(sequence.tokens) + sequence.prompt_length,
+            room=sequence.room,
         )
