@@ -64,7 +64,8 @@ class ModelExecutor:
             stream or a device of their own.
     """
 
-    sequences: SequenceManager
+    sequences: SequenceManager  # from `attach` on, as `committer`
+    committer: Committer
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class ModelExecutor:
         self._thread = DraftThread(computes=not launches)
         self._batches = MicroBatches(micro_batches if launches or self._thread.cores > 1 else 1)
         self._stream = DraftStream(target.device) if launches and micro_batches != 1 else None
-        self.committer, self._late = Committer(runner.cache), LateStates(runner)
+        self._late = LateStates(runner)
         self._set(proposer)
 
     @property
@@ -98,7 +99,8 @@ class ModelExecutor:
             self.runner.record_ahead(speculation_length)
 
     def attach(self, sequences: SequenceManager) -> None:
-        self.sequences = self.committer.sequences = sequences
+        self.sequences = sequences
+        self.committer = Committer(self.runner.cache, sequences)
 
     def context(self) -> AbstractContextManager[object]:
         return on_device(self.target.device)
