@@ -39,7 +39,7 @@ class Detokenizer:
         return before + (self._release(new) if may_stop else self._release_all(new))
 
     def later(self, token: int) -> str:
-        """Append a token whose text is not needed yet, and return none. For texts without stop strings."""
+        """Append a token, put off its decoding, and return no text. For texts without stop strings."""
         self._later.append(token)
         return ""
 
@@ -49,7 +49,7 @@ class Detokenizer:
         return bool(self._later)
 
     def catch_up(self) -> str:
-        """Return the text that tokens release which were to be read later, the same as if each had been added."""
+        """Decode the tokens that `later` has put off. Return the text that they would have released in `add`."""
         waiting, self._later = self._later, []
         return "".join([self.add(token) for token in waiting])
 
