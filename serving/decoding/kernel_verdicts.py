@@ -60,14 +60,14 @@ def verify_by_kernel(
         peaks: `[N]` float32, the largest of each row, finite.
         paths: verify whole paths of drawn tokens, not token by token.
     """
-    found = kernel.judge(logits, peaks, [_given(tree, paths) for tree in trees], chances)
+    judged = kernel.judge(logits, peaks, [_given(tree, paths) for tree in trees], chances)
+    width = judged.shape[1]
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:
-        width = found.shape[1]
-        lines = [read[place : place + width] for place in range(0, len(read), width)]
+        lines = [read[start : start + width] for start in range(0, len(read), width)]
         return [TreeVerdict(tuple(node for node in path if node != NONE), token) for token, *path in lines]
 
-    return PendingVerdicts(found.flatten(), verdicts)
+    return PendingVerdicts(judged.flatten(), verdicts)
 
 
 def _given(judged: JudgedTree, paths: bool) -> GivenTree:

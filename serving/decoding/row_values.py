@@ -71,7 +71,7 @@ def seeded_ids(probs: Compute, keys: Tensor, hashed: Tensor) -> Compute:
     """
 
     def compute(rows: Sequence[int]) -> Tensor:
-        own = to_device(keys[list(rows)], hashed.device)
-        return best_ids(probs(rows).div_(exponentials(own, hashed)))
+        row_keys = to_device(keys[list(rows)], hashed.device)
+        return best_ids(probs(rows).div_(exponentials(row_keys, hashed)))
 
     return compute

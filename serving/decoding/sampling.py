@@ -229,9 +229,9 @@ def _sound_part(verdict: TreeVerdict, tree: TokenTree, rows: Sequence[int]) -> T
     """
     if not rows[0]:
         return None
-    for place, node in enumerate(verdict.path):
+    for count, node in enumerate(verdict.path):
         if not rows[1 + node]:
-            return TreeVerdict(verdict.path[:place], tree.tokens[node])
+            return TreeVerdict(verdict.path[:count], tree.tokens[node])
     return verdict
 
 

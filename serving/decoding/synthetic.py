@@ -42,7 +42,9 @@ class SyntheticAcceptance(TokenSampler):
         return replace(judgement, verdict=TreeVerdict(self._path(window), judgement.verdict.next_token))
 
     def _path(self, window: VerificationWindow) -> tuple[int, ...]:
-        tree, path, node = window.tree, list[int](), ROOT
+        tree = window.tree
+        path: list[int] = []
+        node = ROOT
         while (children := tree.children.get(node)) and float(torch.rand((), generator=self._coins)) < self.alpha:
             node = children[0]
             path.append(node)

@@ -49,5 +49,5 @@ def verify_from_roots(batch: TreeBatch, members: Sequence[int], rule: Rule, veri
 
 def decided(sequences: Sequence[SequenceState], device: torch.device) -> PendingVerdicts:
     """Return the verdicts of rows that draft nothing: their first candidates, which are exact draws."""
-    found = [TreeVerdict((), sequence.candidates[0]) for sequence in sequences]
-    return PendingVerdicts(torch.empty(0, dtype=torch.int64, device=device), lambda _: found)
+    verdicts = [TreeVerdict((), sequence.candidates[0]) for sequence in sequences]
+    return PendingVerdicts(torch.empty(0, dtype=torch.int64, device=device), lambda _: verdicts)

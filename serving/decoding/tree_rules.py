@@ -47,7 +47,8 @@ class ChoiceRule:
     """Accepts the child that is the target's own token, given by `choose` for rows of logits."""
 
     def __init__(self, batch: TreeBatch, choose: Values) -> None:
-        self.batch, self.values = batch, choose
+        self.batch = batch
+        self.values = choose
 
     def accepted(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
         children = self.batch.children[at, :widest]
@@ -78,19 +79,19 @@ class RejectionRule:
         self.reads_are_free = reads_are_free
 
     def accepted(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
-        found = torch.full_like(at, NONE)
+        accepted = torch.full_like(at, NONE)
         p = values
         for rank in range(widest):
             child = self.batch.children[at, rank]
-            tried = (child >= 0) & (found < 0)
+            tried = (child >= 0) & (accepted < 0)
             target_at = p.gather(1, self.batch.tokens[child][:, None])[:, 0]
             yes = tried & accepts(target_at, self._draft_at(child, rank), self.accept_uniforms[child])
-            found = torch.where(yes, child, found)
+            accepted = torch.where(yes, child, accepted)
             if not self._some(tried & ~yes):
-                return found
+                return accepted
             if rank + 1 < widest:
                 p = self.normalised(self.residual(p.clone() if rank == 0 else p, child, tried & ~yes, rank))
-        return found
+        return accepted
 
     def next_tokens(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
         p = values
@@ -107,15 +108,15 @@ class RejectionRule:
 
     def _draft_at(self, child: Tensor, rank: int) -> Tensor:
         """Return q(x) `[m]` float32 of the children, 1 for deterministic ones."""
-        found = torch.ones(child.shape, device=child.device)
+        draft_at = torch.ones(child.shape, device=child.device)
         tokens = self.batch.tokens[child]
         for drawn in self.batch.drawn:
             if rank == 0:
                 q = drawn.probs_at(child, tokens)
             else:
                 q = drawn.probs_of(child, self.elder(child, rank)).gather(1, drawn.columns(tokens)[:, None])[:, 0]
-            found = torch.where(drawn.rows[child] >= 0, q, found)
-        return found
+            draft_at = torch.where(drawn.rows[child] >= 0, q, draft_at)
+        return draft_at
 
     def residual(self, p: Tensor, child: Tensor, rejected: Tensor, rank: int) -> Tensor:
         """Turn p `[m, V]` into max(0, p − q) where `child` was rejected, in place.

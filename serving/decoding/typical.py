@@ -36,8 +36,8 @@ class TypicalRule:
 
     def accepted(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
         children = self.batch.children[at, :widest]
-        found = values.gather(1, self.batch.tokens[children])
-        return first_child(children, found > least_probability(values)[:, None])
+        target_at = values.gather(1, self.batch.tokens[children])
+        return first_child(children, target_at > least_probability(values)[:, None])
 
     def next_tokens(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
         return draw_unchecked(values, self.next_uniforms)
