@@ -66,7 +66,8 @@ class ProposerBuilder:
     sampler: TokenSampler
     recorder: Recorder | None
     target_cache: SlotCache
-    # True: by default the draft is alone. A caller's controller may know one source, recorded passes know one chain.
+    # True: by default no other source drafts beside the draft. A caller's controller may know one source only, and
+    # recorded passes know chains only.
     alone: bool = False
     kept: dict[str, Any] = field(default_factory=dict)  # what outlives a proposer
 
@@ -102,9 +103,10 @@ class ProposerBuilder:
 
     def _parts(self, draft: LanguageModel | None, version: str, source: str) -> ProposerParts:
         prepared = None if draft is None else self.models.prepared(draft)
-        parts = (draft, version, self.sampler, prepared, self._recorder, self.target_cache, self.kept, source)
         settings = drafting_alone(self.settings) if self.alone and draft is not None else self.settings
-        return ProposerParts(settings, *parts)
+        return ProposerParts(
+            settings, draft, version, self.sampler, prepared, self._recorder, self.target_cache, self.kept, source
+        )
 
 
 @dataclass(frozen=True)
@@ -247,21 +249,27 @@ def choose_controller(
     controller = make_controller(settings.controller, parts, settings.controller_options)
     if not is_pool(drafts) or settings.joins_drafts:
         return controller
-    own = settings.selection, list(drafts), settings.selection_options
-    free = free_sources(settings)
-    return with_selection(controller, *own, seed=settings.seed, expected=evaluated(drafts), free=free)
+    return with_selection(
+        controller,
+        settings.selection,
+        list(drafts),
+        settings.selection_options,
+        seed=settings.seed,
+        expected=evaluated(drafts),
+        free=free_sources(settings),
+    )
 
 
 def _rank_chances(drafts: Mapping[str, LanguageModel]) -> tuple[tuple[float, ...], ...]:
     """Return what the first draft with a record of it accepted by head and rank, empty without one."""
-    found = next((draft.rank_acceptance for draft in drafts.values() if draft.rank_acceptance), ())
-    if drafts and not found:
+    chances = next((draft.rank_acceptance for draft in drafts.values() if draft.rank_acceptance), ())
+    if drafts and not chances:
         names = ", ".join(draft.name for draft in drafts.values())
         log.warning(
             "tree=medusa: %s records no acceptance by rank (distill train measures it); typical figures order the tree",
             names,
         )
-    return found
+    return chances
 
 
 def _choose_pace(settings: EngineConfig) -> PrefillPace | None:

@@ -33,7 +33,7 @@ class _Message(NamedTuple):
     """Work that a step does before anything else."""
 
     run: Callable[[], None]
-    early: bool = False  # it may be done while the step before computes: no answer of that changes it
+    early: bool = False  # may run while the step before computes, whose answers do not change it
 
 
 class EngineCore:
@@ -66,11 +66,13 @@ class EngineCore:
         verification: str = "exact",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.executor, self.controller, self.target, self.clock = executor, controller, target, clock
+        self.executor = executor
+        self.controller = controller
+        self.target = target
+        self.clock = clock
         self._speculation_length = controller.speculation_length  # packed weights, graphs and reservations are for it
-        limits = Limits(
-            pool.slots, pool.max_len, pool.token_budget, prefill_chunk, controller.speculation_length, 0, pool.block
-        )
+        lookahead = controller.speculation_length
+        limits = Limits(pool.slots, pool.max_len, pool.token_budget, prefill_chunk, lookahead, block=pool.block)
         tokenizer, stop_ids = (None, ()) if target is None else (target.tokenizer, target.stop_ids)
         self.sequences = SequenceManager(pool, limits, tokenizer, stop_ids, prefix_reuse=prefix_reuse, caches=executor)
         executor.attach(self.sequences)
@@ -79,7 +81,7 @@ class EngineCore:
         self._unobserved: StepResult | None = None  # last step's, until the controller has learnt from it
         self._pace, self._verification = prefill_pace, verification
         self._messages: deque[_Message] = deque()
-        self._known: set[str] = set()
+        self._known_ids: set[str] = set()  # of unfinished requests
         self.before_step: Callable[[], None] | None = None
         self.meanwhile: Callable[[], None] | None = None
         self.may_keep: Callable[[str], bool] | None = None
@@ -103,7 +105,7 @@ class EngineCore:
         bad_words = self.sequences.bad_words(request.params)
         with self._submitting:
             self.check(request)
-            self._known.add(request.id)
+            self._known_ids.add(request.id)
         self._messages.append(_Message(partial(self.sequences.enqueue, request, now, bad_words), early=True))
 
     def abort(self, request_id: str) -> None:
@@ -174,9 +176,9 @@ class EngineCore:
             self.wipe()
         self.sequences.end_expired(timer.started)
         self.sequences.deltas.text_later = self.meanwhile is not None and self.executor.overlaps
-        begin = self.before_step  # another thread may take it away
-        if begin is not None and self.sequences.unfinished:
-            begin()
+        before_step = self.before_step  # another thread may take it away
+        if before_step is not None and self.sequences.unfinished:
+            before_step()
         waiting, running = self.sequences.waiting, self.sequences.running
         most = most_admitted(self.controller, waiting, running, self.limits, timer.started)
         schedule = plan_step(waiting, running, self._limits_now(most), most, self.sequences.prefixes)
@@ -187,7 +189,7 @@ class EngineCore:
             self.sequences.recover(self.clock())
             raise
         finished, (deltas, unwritten) = self.sequences.take_finished(), self.sequences.deltas.take()
-        self._known.difference_update(output.request_id for output in finished)
+        self._known_ids.difference_update(output.request_id for output in finished)
         return StepOutput(deltas, finished, result, unwritten)
 
     def _limits_now(self, most: int | None) -> Limits:
@@ -209,7 +211,7 @@ class EngineCore:
     def check(self, request: Request) -> None:
         """Raise what `submit` would raise."""
         if self.target is not None:
-            vocabulary, taken = self.target.identity.vocab_size, request.id in self._known
+            vocabulary, taken = self.target.identity.vocab_size, request.id in self._known_ids
             limited = request.params.allowed_token_ids is not None
             check_request(
                 request,

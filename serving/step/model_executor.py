@@ -75,7 +75,9 @@ class ModelExecutor:
         proposer: Proposer | None,
         micro_batches: int = 1,
     ) -> None:
-        self.target, self.runner, self.sampler = target, runner, sampler
+        self.target = target
+        self.runner = runner
+        self.sampler = sampler
         launches = target.device.type == "cuda"
         self._thread = DraftThread(computes=not launches)
         self._batches = MicroBatches(micro_batches if launches or self._thread.cores > 1 else 1)
@@ -117,7 +119,8 @@ class ModelExecutor:
         self._late.begin(self.sequences.running)
 
     def _set(self, proposer: Proposer | None) -> None:
-        self.proposer, self._health = proposer, DraftHealth(proposer, "the proposer", versions_of(proposer))
+        self.proposer = proposer
+        self._health = DraftHealth(proposer, "the proposer", versions_of(proposer))
         # Asking protocols takes microseconds, too many for every row of every step.
         self._counts: CountsSteps | None = proposer if isinstance(proposer, CountsSteps) else None
         self._ahead: ReadsAhead | None = proposer if isinstance(proposer, ReadsAhead) else None
@@ -140,7 +143,7 @@ class ModelExecutor:
         drafting = sum([bool(row.trees) for row in work.plan.rows])
         parts = work.split(self._batches.count(drafting))
         with closing(self._drafted(parts)) as drafted:  # after an error too no draft runs on
-            judged = [found for part, trees in drafted if (found := self._verify(part, trees)) is not None]
+            judged = [batch for part, trees in drafted if (batch := self._verify(part, trees)) is not None]
         if not judged:
             return ()
         windows = [window for part in judged for window in part.windows]
@@ -243,8 +246,8 @@ class ModelExecutor:
         proposals = self._health.ask(requests)
         if self._times is not None:
             work.timer.add_drafted(self._times.seconds)
-        found = iter(proposals)
-        trees = [next(found).shortened(row.verified_length) if row.trees else EMPTY for _, row in pairs]
+        drafted = iter(proposals)
+        trees = [next(drafted).shortened(row.verified_length) if row.trees else EMPTY for _, row in pairs]
         return [self._shortened_to_fit(sequence, tree) for sequence, tree in zip(work.decoding, trees, strict=True)]
 
     def _shortened_to_fit(self, sequence: SequenceState, tree: TokenTree) -> TokenTree:
