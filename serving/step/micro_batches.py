@@ -40,8 +40,8 @@ def pipelined_s(drafted_s: Sequence[float], verified_s: Sequence[float]) -> floa
 class _Search:
     """Search for the best number of micro-batches, among steps of about as many rows.
 
-    `tokens` and `seconds` are sums over the steps with the number that is tried. `steps` counts these, and after the end
-    of the search those since.
+    `tokens` and `seconds` are sums over the steps with the number that is tried. `steps` counts these, and
+    after the end of the search those since.
     """
 
     best: int = 1
