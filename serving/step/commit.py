@@ -32,7 +32,7 @@ class Emission:
 
     sequence: SequenceState  # its last `len(rows)` tokens are the new ones
     tree: TokenTree  # the drafted tokens
-    path: tuple[int, ...]  # accepted nodes, those behind a stop token included
+    path: tuple[int, ...]  # accepted nodes, also those behind a stop token
     rows: tuple[int, ...]  # for each new token its row in the step's logits
     trials: tuple[Trial, ...]  # drafted tokens that were tried
     versions: Mapping[str, str]  # of the engine's draft models, by source
