@@ -85,12 +85,12 @@ class TokenSampler:
         """
         drawn = any(not place.sequence.params.is_greedy for place in places)
         shape = (len(places) if drawn else 0, count, siblings)
-        uniforms = _draw(self._propose, shape, device or self.device)
+        uniforms = draw_uniforms(self._propose, shape, device or self.device)
         return make_draws(places, columns, count, uniforms, best=best)
 
     def proposal_uniforms(self, *shape: int) -> Tensor:
         """Draw float64 in [0, 1) of this shape from the proposals' own stream, on the device."""
-        return _draw(self._propose, shape, self.device)
+        return draw_uniforms(self._propose, shape, self.device)
 
     def verify(self, logits: Tensor, windows: Sequence[VerificationWindow]) -> list[Judgement]:
         """A judgement of each window.
@@ -168,7 +168,7 @@ class TokenSampler:
         if windows.kind == "drawn":
             return RejectionRule(batch, values(probs), step.accept_uniforms, windows.next_uniforms, free)
         starts = sum([max(1, len(batch.trees[member].roots)) for member in windows.members])
-        next_uniforms = _draw(self._residual, (starts, self.roots), device)
+        next_uniforms = draw_uniforms(self._residual, (starts, self.roots), device)
         return CandidatesRule(batch, values(probs), step.accept_uniforms, next_uniforms, free)
 
     def _probs(self, windows: KindWindows) -> Compute:
@@ -198,11 +198,11 @@ class TokenSampler:
     def _uniforms_of(self, step: StepLogits) -> tuple[Tensor, Tensor]:
         """Return uniforms for the acceptance of each row, and for each window's own token."""
         device = step.logits.device
-        accept_uniforms = _draw(self._accept, (step.rows,), device)
-        return accept_uniforms, _draw(self._residual, (len(step.trees),), device)
+        accept_uniforms = draw_uniforms(self._accept, (step.rows,), device)
+        return accept_uniforms, draw_uniforms(self._residual, (len(step.trees),), device)
 
 
-def _draw(stream: torch.Generator, shape: tuple[int, ...], device: torch.device) -> Tensor:
+def draw_uniforms(stream: torch.Generator, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Draw float64 in [0, 1) from a stream on the host, and bring them to a device."""
     return to_device(torch.rand(shape, generator=stream, dtype=torch.float64), device)
 

@@ -14,6 +14,7 @@ from distillspec.sampling import policy_probs
 from distillspec.serving import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
+from distillspec.serving.decoding import sampling
 from distillspec.serving.decoding.logits import Place
 from distillspec.serving.decoding.reference_verification import verify_tree
 from distillspec.serving.decoding.sampling import TokenSampler
@@ -260,16 +261,16 @@ def test_a_verifier_that_forgets_the_residual_is_found_out(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("kernel", [True, False])
 def test_a_residual_on_the_acceptance_stream_is_found_out(monkeypatch: pytest.MonkeyPatch, kernel: bool) -> None:
-    original = TokenSampler.uniforms
+    original = sampling.draw_uniforms
     last: list[Tensor] = []
 
-    def shared(stream: torch.Generator, count: int, like: Tensor) -> Tensor:
+    def shared(stream: torch.Generator, shape: tuple[int, ...], device: torch.device) -> Tensor:
         if last:
             return last.pop()[1::2]  # those of the drafted tokens
-        last.append(original(stream, count, like))
+        last.append(original(stream, shape, device))
         return last[0]
 
-    monkeypatch.setattr(TokenSampler, "uniforms", staticmethod(shared))
+    monkeypatch.setattr(sampling, "draw_uniforms", shared)
     assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000, kernel=kernel)) > 20
 
 
