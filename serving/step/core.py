@@ -70,8 +70,8 @@ class EngineCore:
         self.controller = controller
         self.target = target
         self.clock = clock
-        self._speculation_length = controller.speculation_length  # packed weights, graphs and reservations are for it
         lookahead = controller.speculation_length
+        self._speculation_length = lookahead  # packed weights, graphs and reservations are made for it
         limits = Limits(pool.slots, pool.max_len, pool.token_budget, prefill_chunk, lookahead, block=pool.block)
         tokenizer, stop_ids = (None, ()) if target is None else (target.tokenizer, target.stop_ids)
         self.sequences = SequenceManager(pool, limits, tokenizer, stop_ids, prefix_reuse=prefix_reuse, caches=executor)
