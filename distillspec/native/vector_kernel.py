@@ -1,4 +1,4 @@
-"""The C++ kernel of products, of layers over few tokens and of drafted trees, and how it wants weights packed."""
+"""The C++ kernel of products, of a Llama's layers and of drafted trees, and how it wants weights packed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from distillspec.native.library import SOURCES, library
 
-SOURCE = SOURCES / "few_tokens.cpp"
+SOURCE = SOURCES / "native_layers.cpp"
 CPP = {  # types in C++
     torch.float32: "float",
     torch.float16: "Half",

@@ -1,4 +1,4 @@
-"""Rows of a pass over few tokens, as numbers that the kernel reads (`Batch` of `layers.h`)."""
+"""Rows of a pass, as numbers that the kernel reads (`Batch` of `layers.h`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ints = NDArray[numpy.int64]
 CHAIN = (*((2 << token) - 1 for token in range(WORD - 1)), -1)  # what the first tokens of a chain see of it
 
 
-class FewRows(NamedTuple):
+class NativeRows(NamedTuple):
     """N tokens of R rows, one row after another.
 
     Attributes:
@@ -32,7 +32,7 @@ class FewRows(NamedTuple):
     rows: Ints
 
     @staticmethod
-    def of(view: FlatView) -> FewRows:
+    def of(view: FlatView) -> NativeRows:
         """Return the rows of a view of a cache on the CPU."""
         rows, nodes, first = [], [], 0
         for group in view.groups:
@@ -42,19 +42,19 @@ class FewRows(NamedTuple):
             rows.append(own)
             nodes.append(seen)
         parts = (view.slots, view.places, view.positions.view(-1))
-        return FewRows(
+        return NativeRows(
             numpy.stack([*(part.numpy() for part in parts), numpy.concatenate(nodes)]), numpy.concatenate(rows)
         )
 
     @staticmethod
-    def chains(slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> FewRows:
+    def chains(slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> NativeRows:
         """Return rows that go on behind the first `starts` tokens of their slots, by so many tokens each."""
-        return FewRows.windows([()] * len(counts), slots, starts, counts)
+        return NativeRows.windows([()] * len(counts), slots, starts, counts)
 
     @staticmethod
     def windows(
         trees: Sequence[tuple[int, ...]], slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]
-    ) -> FewRows:
+    ) -> NativeRows:
         """Return the rows of `chains`, where the tokens of some are trees.
 
         Plain lists: with caches that hold none of this code, numpy's functions take three times as long.
@@ -75,7 +75,7 @@ class FewRows(NamedTuple):
                 positions += range(start, start + count)
                 nodes += CHAIN[:count] if count <= WORD else (*CHAIN, *[-1] * (count - WORD))
         table = numpy.array([held, places, positions, nodes], dtype=numpy.int64)
-        return FewRows(table, numpy.array(rows, dtype=numpy.int64))
+        return NativeRows(table, numpy.array(rows, dtype=numpy.int64))
 
     @staticmethod
     def slices(
@@ -84,7 +84,7 @@ class FewRows(NamedTuple):
         slots: Sequence[int],
         starts: Sequence[int],
         counts: Sequence[int],
-    ) -> Iterator[FewRows]:
+    ) -> Iterator[NativeRows]:
         """Yield the rows of `windows` in passes of at most `most` tokens, to be read in order.
 
         Chains may be cut anywhere. Trees are whole, and have at most `most` tokens.
@@ -95,12 +95,12 @@ class FewRows(NamedTuple):
                 own = 0 if parents else left
                 if own:
                     pieces.append((parents, slot, start, own))
-                yield FewRows.windows(*zip(*pieces, strict=True))
+                yield NativeRows.windows(*zip(*pieces, strict=True))
                 start, count, left, pieces = start + own, count - own, most, []
             pieces.append((parents, slot, start, count))
             left -= count
         if pieces:
-            yield FewRows.windows(*zip(*pieces, strict=True))
+            yield NativeRows.windows(*zip(*pieces, strict=True))
 
     @property
     def total(self) -> int:
