@@ -20,7 +20,7 @@ from transformers import DynamicCache
 from distillspec.models.both_ways import Keys, anchors_of, masks_behind
 from distillspec.models.eagle import keeps_keys_alone
 from distillspec.models.language_model import LanguageModel
-from distillspec.models.packed_attention import Counts, attending_by_sequence, can_pack, counts_of
+from distillspec.models.sequence_attention import Counts, attending_by_sequence, can_attend_by_sequence, counts_of
 from distillspec.models.state_input import previous
 
 SLIDING = "sliding_attention"  # transformers' name of layers that see a window
@@ -163,7 +163,7 @@ class _Seen:
         """`sequence [B, L]`: the number of the packed sequence that each token belongs to."""
         self.sequence = sequence
         self.keys: list[tuple[int, Tensor, Tensor]] = []  # step, places and sequences of each pass's tokens
-        self.counts: list[Counts] | None = [] if can_pack(draft.model) else None  # of each pass
+        self.counts: list[Counts] | None = [] if can_attend_by_sequence(draft.model) else None  # of each pass
         self.dtype = draft.dtype
         config = draft.model.config.get_text_config()
         self.window: int | None = getattr(config, "sliding_window", None)

@@ -24,7 +24,7 @@ from distillspec.losses import (
     chunked_token_values,
 )
 from distillspec.models import LanguageModel
-from distillspec.models.packed_attention import reading_packed
+from distillspec.models.sequence_attention import reading_by_sequence
 from distillspec.models.unrolling import unrolled
 from distillspec.sampling import NonFiniteLogits
 from distillspec.signals import HiddenSignal
@@ -192,7 +192,7 @@ def drafted_hidden(model: LanguageModel, batch: TokenBatch, deeper: Sequence[Ten
     These are the second, third, … drafted positions. Models that read tokens alone have one kind of position.
     """
     if model.state_input is None:
-        with reading_packed(model.model, batch.position_ids):
+        with reading_by_sequence(model.model, batch.position_ids):
             hidden = model.hidden(batch.input_ids, batch.position_ids)
         return [hidden.reshape(-1, hidden.shape[-1])[batch.loss_index]]
     assert batch.states is not None, "the feed of a draft that reads states has them"
