@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from distillspec.evaluation.cached import CachedModel
-from distillspec.evaluation.verification import BlockVerdict, verify_block, verify_greedy
+from distillspec.evaluation.verification import ChainVerdict, verify_chain, verify_greedy
 from distillspec.models.language_model import LanguageModel
 from distillspec.sampling import bad_row, check_logits, draw, policy_probs
 from distillspec.types import SamplingPolicy
@@ -167,7 +167,7 @@ def _propose(
     return proposal
 
 
-def _verify(logits: Tensor, proposal: Proposal, policy: SamplingPolicy, streams: Streams) -> BlockVerdict:
+def _verify(logits: Tensor, proposal: Proposal, policy: SamplingPolicy, streams: Streams) -> ChainVerdict:
     """Accept or reject k proposals by the target's `logits [k + 1, V]`."""
     check_logits(logits, "target")
     drafted = torch.tensor(proposal.tokens, dtype=torch.int64, device=logits.device)
@@ -177,7 +177,7 @@ def _verify(logits: Tensor, proposal: Proposal, policy: SamplingPolicy, streams:
     draft_probs = torch.stack(proposal.probs) if proposal.probs else target_probs[:0]
     accept_uniforms = _uniforms(streams.accept, drafted.shape, logits)
     next_uniforms = _uniforms(streams.residual, (), logits)
-    return verify_block(target_probs, draft_probs, drafted, accept_uniforms, next_uniforms)
+    return verify_chain(target_probs, draft_probs, drafted, accept_uniforms, next_uniforms)
 
 
 def _read(cached: CachedModel, tokens: list[int], last: int) -> Tensor:
