@@ -31,7 +31,6 @@ from distillspec.evaluation.states import TargetStates
 from distillspec.files import sha256_of
 from distillspec.models import LanguageModel, initialise_draft, load_target
 from distillspec.signals import SignalRequest
-from distillspec.training.chains import Unrolling
 from distillspec.training.feed import SampleFeed
 from distillspec.training.module import DistillModule
 from distillspec.training.optimizer import choose_trainable, make_optimizer
@@ -39,6 +38,7 @@ from distillspec.training.state_store import StateStore
 from distillspec.training.strategies import ReplicatedStrategy
 from distillspec.training.tracking import Tracker
 from distillspec.training.trainer import Trainer
+from distillspec.training.unrolling import Unrolling
 from distillspec.types import Sample, SamplingPolicy
 
 TEXT = Path(__file__).parents[1] / "LICENSE"  # English that stays as it is

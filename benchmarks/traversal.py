@@ -25,7 +25,7 @@ from torch import Tensor
 from turns import Bench, Side, interval, shown, turn_options
 
 from distillspec.config import TargetConfig
-from distillspec.evaluation.turns import in_turn
+from distillspec.evaluation.measured import in_turn
 from distillspec.models import load_target
 from distillspec.recipes.rates import ratios
 from distillspec.sampling import policy_probs

@@ -47,7 +47,6 @@ from distillspec.models.checkpoint import SERVED
 from distillspec.models.memory import moved_off_device
 from distillspec.models.target_copy import TargetCopy
 from distillspec.progress import progress
-from distillspec.training.chains import Unrolling
 from distillspec.training.checkpoint import has_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import listen_for_stop
@@ -62,6 +61,7 @@ from distillspec.training.state_store import StateStore, state_room
 from distillspec.training.strategies import make_accelerator, make_strategy
 from distillspec.training.tracking import Tracker, last_values
 from distillspec.training.trainer import TARGET, Trainer, TrainResult
+from distillspec.training.unrolling import Unrolling
 from distillspec.training.verdict import nothing_learned
 from distillspec.types import Sample
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from distillspec.errors import ConfigError
 from distillspec.evaluation.bootstrap import median_interval
 from distillspec.evaluation.cost import timed
 from distillspec.evaluation.reference import ReferenceOutput, plain_generate, speculative_generate
-from distillspec.evaluation.turns import in_turn
 from distillspec.models.language_model import LanguageModel
 from distillspec.types import Interval, SamplingPolicy
 
@@ -45,6 +44,7 @@ class Run(NamedTuple):
         return self.tokens / self.seconds
 
 
+T = TypeVar("T")
 Prompt = Sequence[int]  # token ids
 Decode = Callable[[Sequence[Prompt]], Run]
 
@@ -152,6 +152,13 @@ def grouped(prompts: Sequence[Prompt], batch: int, most: int) -> list[Sequence[P
     """
     whole = [prompts[start : start + batch] for start in range(0, len(prompts) - batch + 1, batch)]
     return (whole or [prompts])[:most] if prompts else []
+
+
+def in_turn(sides: Iterable[T], round_: int) -> list[T]:
+    """Return the sides of a round. Each round begins with another one: the machine's speed changes within it."""
+    order = list(sides)
+    first = round_ % len(order)
+    return order[first:] + order[:first]
 
 
 DECODERS: dict[str, MakeDecoders] = {"reference": reference_decoders}  # `distillspec.cli` adds the engine

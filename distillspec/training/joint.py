@@ -15,8 +15,8 @@ from distillspec.config import LossConfig, TrainConfig
 from distillspec.losses import ChunkedLoss, DenseTeacher, LossMix, Teacher, TokenValues, chunked_loss
 from distillspec.models import LanguageModel
 from distillspec.models.features import pass_with_states
-from distillspec.training.chains import Unrolling
 from distillspec.training.module import DistillModule, teacher_view
+from distillspec.training.unrolling import Unrolling
 from distillspec.types import TokenBatch
 
 KEPT = LossMix.parse({"fkl": 1.0})  # holds the new target to the old one's distribution

@@ -28,7 +28,7 @@ from distillspec.models.sequence_attention import reading_by_sequence
 from distillspec.models.unrolling import unrolled
 from distillspec.sampling import NonFiniteLogits
 from distillspec.signals import HiddenSignal
-from distillspec.training.chains import Unrolling
+from distillspec.training.unrolling import Unrolling
 from distillspec.types import OutputHead, TokenBatch
 
 
@@ -112,7 +112,7 @@ class DistillModule(nn.Module):
                 return token_values(self.draft, self, batch, teacher)
             positions = min(self.positions, self.unrolling.positions(self._done))
             rows = self.unrolling.rows(batch) if positions > 1 else []
-            hidden = drafted_hidden(self.draft, batch, rows)
+            hidden = batch_hidden(self.draft, batch, rows)
             first = self._loss(hidden[0], batch, teacher, weights, normalizer, advantage)
             shares = self.unrolling.loss_weights(positions)
             loss, metrics = shares[0] * first.loss, dict(first.metrics)
@@ -183,10 +183,10 @@ class DistillModule(nn.Module):
 
 def loss_hidden(model: LanguageModel, batch: TokenBatch) -> Tensor:
     """Return final hidden states at the batch's loss positions, `[N, D]`."""
-    return drafted_hidden(model, batch, [])[0]
+    return batch_hidden(model, batch, [])[0]
 
 
-def drafted_hidden(model: LanguageModel, batch: TokenBatch, deeper: Sequence[Tensor]) -> list[Tensor]:
+def batch_hidden(model: LanguageModel, batch: TokenBatch, deeper: Sequence[Tensor]) -> list[Tensor]:
     """Return final hidden states at the loss positions `[N, D]`, then at `deeper` rows of them, `[n_k, D]` each.
 
     These are the second, third, … drafted positions. Models that read tokens alone have one kind of position.

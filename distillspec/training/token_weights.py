@@ -13,8 +13,8 @@ from distillspec.losses import LossMix, Teacher, columns_of, select_tokens
 from distillspec.models import LanguageModel
 from distillspec.sampling import NonFiniteLogits
 from distillspec.signals import HiddenSignal
-from distillspec.training.chains import goes_on
 from distillspec.training.module import DistillModule, teacher_view, token_values
+from distillspec.training.unrolling import goes_on
 from distillspec.types import TokenBatch
 
 
