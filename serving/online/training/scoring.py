@@ -25,7 +25,7 @@ from distillspec.serving.online.training.base_drafts import BaseDrafts
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 4  # answers. The trainer looks for an end, and for other work, in between
+SCORE_BATCH = 4  # answers. The trainer looks for an end, and for other work, in between
 EXPECTED = (ConfigError, RunError, ValueError, OSError)  # raised by a damaged or foreign draft
 REST_S = 600.0  # that a suspicion waits after there was no memory for it
 
@@ -53,7 +53,7 @@ class Scorer:
         for question in questions:
             todo = self._unscored(question)
             if todo:
-                return self._read(question, todo[:AT_ONCE])
+                return self._read(question, todo[:SCORE_BATCH])
         if not questions:
             self._loaded.clear()
         return 0
@@ -61,7 +61,7 @@ class Scorer:
     def finish(self, question: Question) -> None:
         """Score all answers of a question."""
         while todo := self._unscored(question):
-            self._read(question, todo[:AT_ONCE])
+            self._read(question, todo[:SCORE_BATCH])
 
     def is_stuck(self, question: Question) -> bool:
         """Return True if nothing more is read for a question now: a draft cannot be scored, or there is no memory."""
