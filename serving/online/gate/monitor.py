@@ -16,7 +16,7 @@ from distillspec.serving.base.acceptance import AcceptanceCounter, of_source
 from distillspec.serving.base.requests import RequestOutput
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.online.state.version import ServedRecord
-from distillspec.serving.online.training.drift import SETTLED, DriftDetector
+from distillspec.serving.online.training.drift import SETTLED, ShortLongAverages
 from distillspec.serving.step.commit import Emission
 from distillspec.types import Interval
 
@@ -61,7 +61,7 @@ class ServedAcceptance:
         self._running: dict[tuple[str, int], AnswerCounts] = {}
         self._recent_counts: dict[str, deque[AcceptanceCounts]] = {}
         self._totals: dict[str, Counter[str]] = {}
-        self._averages = DriftDetector(1.0)
+        self._averages = ShortLongAverages()
         self._collapsed = False
         self._earlier: dict[str, int] = {}  # requests of a version before it last came into service
         self._finished = self._ended = 0  # requests with drafted tokens, and all
@@ -172,7 +172,7 @@ class ServedAcceptance:
         with self._lock:
             versions = list(self._recent_counts)[-SHOWN:]
             totals = {version: dict(counts) for version, counts in self._totals.items()}
-        short, long = self._averages.averages().get("", (0.0, 0.0))
+        short, long = self._averages.short, self._averages.long
         found: dict[str, Any] = {}
         for version in versions:
             domains = sorted({s.domain for s in self._recent(version)})
@@ -220,13 +220,14 @@ class ServedAcceptance:
                 self._changed.add(version)
                 totals = self._totals.setdefault(version, Counter())
                 totals.update(requests=1, tried=tried, accepted=accepted)
-                self._averages.add("", tried, accepted)
+                if tried:
+                    self._averages.add(tried, accepted)
             self._finished += 1
             self._ended += 1
         self._watch_for_collapse()
 
     def _watch_for_collapse(self) -> None:
-        short, long = self._averages.averages().get("", (0.0, 0.0))
+        short, long = self._averages.short, self._averages.long
         collapsed = self._finished >= SETTLED and short < self.config.collapse * long
         if collapsed and not self._collapsed:
             self.alarm(f"acceptance collapsed: {short:.3f} of late, {long:.3f} before")
