@@ -21,7 +21,8 @@ from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import log_of
 from distillspec.serving.online.pool.specialists import share_of
-from distillspec.serving.online.reporting import Record, Reporter
+from distillspec.serving.online.reporting import Reporter
+from distillspec.serving.online.state.events import Record
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.state.pool import Member, Status
 from distillspec.serving.online.state.registry import VersionRegistry

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from distillspec.errors import ConfigError, RunError
+from distillspec.serving.base.locked import one_at_a_time
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import RequestOutput
 from distillspec.serving.engine import Engine
-from distillspec.serving.online.gate.in_service import one_at_a_time
 from distillspec.serving.online.gate.step_costs import ServedLoad
 from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.learning_draft import LearningDraft

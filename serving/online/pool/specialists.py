@@ -8,11 +8,11 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from distillspec.serving.online.log.manifest import DraftedText
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import RECENT, owners
+from distillspec.serving.online.state.events import Report
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.pool import Member
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -47,7 +47,7 @@ class Specialists:
         settings: OnlineSettings,
         replay: ReplayLog,
         registry: VersionRegistry,
-        report: Callable[[dict[str, Any]], None],
+        report: Report,
         problem: Callable[[str, str], str | None] = lambda owner, name: None,
     ) -> None:
         self.config, self.layout = settings.adapt, settings.layout

@@ -22,6 +22,7 @@ from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.records import LogEntry
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import log_of
+from distillspec.serving.online.state.events import Report
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import ONLY, Version
@@ -45,7 +46,6 @@ from distillspec.serving.online.training.vocabulary import ceilings
 log = logging.getLogger(__name__)
 
 DUE = ("requests", "time", "drift")  # reasons of updates that nobody asked for
-Report = Callable[[dict[str, Any]], None]
 
 
 class Overtaken(Exception):

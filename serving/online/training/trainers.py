@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.events import Report
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.training.loaded_target import LoadedTarget
@@ -34,7 +35,7 @@ class Trainers:
     def __init__(
         self,
         settings: OnlineSettings,
-        report: Callable[[dict[str, Any]], None] | None = None,
+        report: Report | None = None,
         on_stage: Callable[[str], None] | None = None,
     ) -> None:
         self._settings, self._report, self._on_stage = settings, report, on_stage
