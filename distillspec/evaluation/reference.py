@@ -24,7 +24,7 @@ class ReferenceOutput:
 
     token_ids: tuple[int, ...]  # the response, its stop token included
     finished: bool  # ended by a stop token, not at the length limit
-    gamma: int
+    speculation_length: int
     proposed_per_step: tuple[int, ...]
     accepted_per_step: tuple[int, ...]
 
@@ -44,7 +44,7 @@ class ReferenceOutput:
     @property
     def accepted_per_position(self) -> tuple[int, ...]:
         """Return the number of steps in which proposal 1, 2, … γ was accepted."""
-        return tuple(sum(n > i for n in self.accepted_per_step) for i in range(self.gamma))
+        return tuple(sum(n > i for n in self.accepted_per_step) for i in range(self.speculation_length))
 
     @property
     def block_efficiency(self) -> float:

@@ -166,13 +166,13 @@ class Scorer:
         }
 
     def _scored(self, draft: LanguageModel, answer: LoggedAnswer | None, states: TargetStates | None) -> Score:
-        longest = self.config.speculation_length
+        length = self.config.speculation_length
         if answer is None or not answer.response_ids:
-            return Score((0.0,) * longest, (0.0,) * longest, 0.0, 0)  # of no position: it is no evidence
+            return Score((0.0,) * length, (0.0,) * length, 0.0, 0)  # of no position: it is no evidence
         if self.config.evidence == "log":
-            return logged_score(draft, answer, states, longest)
+            return logged_score(draft, answer, states, length)
         assert states is not None
-        return target_score(draft, answer, states, longest)
+        return target_score(draft, answer, states, length)
 
     def _states(self, draft: LanguageModel) -> TargetStates | None:
         """Return the target's states, None if they are not needed."""
