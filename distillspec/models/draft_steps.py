@@ -14,10 +14,11 @@ from distillspec.models.language_model import LanguageModel
 from distillspec.models.large_pages import LargePages
 from distillspec.models.native_heads import NativeHeads
 from distillspec.models.native_layers import NativeLayers
-from distillspec.models.native_rows import Ints, NativeRows
+from distillspec.models.native_rows import NativeRows
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.state_input import EPS, DeferredNorm, StateInput
 from distillspec.native.vector_kernel import Kind, numbers, vector_kernel
+from distillspec.types import Ints
 
 
 class Readers(NamedTuple):

@@ -7,14 +7,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy
-from numpy.typing import NDArray
 
 from distillspec.models.ancestors import KEPT, WORD, ancestor_sets, signed_word
 from distillspec.models.few_queries import row_numbers
 from distillspec.models.flat_view import FlatView, RowGroup
-
-Ints = NDArray[numpy.int64]
-
+from distillspec.types import Ints
 
 CHAIN = (*((2 << token) - 1 for token in range(WORD - 1)), -1)  # what the first tokens of a chain see of it
 

@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 from distillspec.models import LanguageModel
 from distillspec.models.draft_steps import StatesBefore, Unread
 from distillspec.models.native_layers import NativeLayers
-from distillspec.models.native_rows import Ints, NativeRows
+from distillspec.models.native_rows import NativeRows
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.beside import Beside
 from distillspec.serving.execution.flat_batch import FlatBatch
@@ -24,7 +24,7 @@ from distillspec.serving.execution.launches import Launches
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.recorded_shapes import RecordedShapes
 from distillspec.serving.execution.row_input import RowInput
-from distillspec.types import OutputHead
+from distillspec.types import Ints, OutputHead
 
 
 class ModelRunner:

@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from distillspec.serving.online.judging.confidence import confidence_sequence
 from distillspec.serving.online.judging.score import Score, sum_scores
 from distillspec.serving.online.log.records import LogEntry
-from distillspec.types import Interval
-
-Floats = NDArray[numpy.float64]
+from distillspec.types import Floats, Interval
 
 
 @dataclass(frozen=True)
