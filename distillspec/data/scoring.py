@@ -46,6 +46,6 @@ class ScoringWriter:
 
     def _score_waiting(self) -> None:
         while self.waiting:
-            some, self.waiting = self.waiting[: self.batch_size], self.waiting[self.batch_size :]
-            for sample in score(some, self.target, self.signal, self.seed):
+            batch, self.waiting = self.waiting[: self.batch_size], self.waiting[self.batch_size :]
+            for sample in score(batch, self.target, self.signal, self.seed):
                 self.writer.add(sample)

@@ -116,9 +116,11 @@ class DistillModule(nn.Module):
             first = self._loss(hidden[0], batch, teacher, weights, normalizer, advantage)
             shares = self.unrolling.loss_weights(positions)
             loss, metrics = shares[0] * first.loss, dict(first.metrics)
-            for position, (some, own) in enumerate(zip(rows, hidden[1:], strict=True), start=2):
-                chosen = None if advantage is None else advantage[some]
-                deeper = self._loss(own, batch.at(some), teacher.at(some), weights[some], normalizer, chosen)
+            for position, (index, deeper_hidden) in enumerate(zip(rows, hidden[1:], strict=True), start=2):
+                chosen = None if advantage is None else advantage[index]
+                deeper = self._loss(
+                    deeper_hidden, batch.at(index), teacher.at(index), weights[index], normalizer, chosen
+                )
                 loss = loss + shares[position - 1] * deeper.loss
                 share = metrics["weight"] / deeper.metrics["weight"]
                 metrics[f"alpha_{position}"] = share * deeper.metrics.get("alpha", torch.tensor(math.nan))
@@ -137,7 +139,7 @@ class DistillModule(nn.Module):
         advantage: Tensor | None,
     ) -> ChunkedLoss:
         """Return the loss of one drafted position, `hidden [N, D]`."""
-        found = chunked_loss(
+        result = chunked_loss(
             hidden,
             self.head(),
             teacher,
@@ -152,10 +154,10 @@ class DistillModule(nn.Module):
             advantage=advantage,
             temperature=self.config.temperature,
         )
-        if not self.draft.predicts_acceptance or found.acceptance is None:
-            return found
-        missed = self._confidence_loss(hidden, found.acceptance, weights) / normalizer
-        return replace(found, loss=found.loss + missed)
+        if not self.draft.predicts_acceptance or result.acceptance is None:
+            return result
+        missed = self._confidence_loss(hidden, result.acceptance, weights) / normalizer
+        return replace(result, loss=result.loss + missed)
 
     def _confidence_loss(self, hidden: Tensor, acceptance: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted cross entropy of predicted acceptance, summed. It teaches the confidence head alone."""
@@ -168,7 +170,7 @@ class DistillModule(nn.Module):
 
         Processes that share gradients would wait for those of the others.
         """
-        reached = self.head_weight.sum() + torch.stack([own.sum() for own in hidden]).sum()
+        reached = self.head_weight.sum() + torch.stack([each.sum() for each in hidden]).sum()
         if self.draft.predicts_acceptance:
             reached = reached + self.draft.state_input.confidence_logits(hidden[0]).sum()  # type: ignore[union-attr, operator]
         return (reached if self.head_bias is None else reached + self.head_bias.sum()) * math.nan

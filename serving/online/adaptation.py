@@ -245,8 +245,12 @@ class Adaptation:
 
     def log_figures(self) -> dict[str, Any]:
         """Return the log's sizes, and since the start counts of answers logged and dropped, and processor time."""
-        own = {"waiting_tokens": self.writer.waiting_tokens, "cpu_s": self.tap.cpu_s + self.writer.cpu_s}
-        return {**self.replay.sizes(), **(self.tap.counters + self.writer.counters), **own}
+        return {
+            **self.replay.sizes(),
+            **(self.tap.counters + self.writer.counters),
+            "waiting_tokens": self.writer.waiting_tokens,
+            "cpu_s": self.tap.cpu_s + self.writer.cpu_s,
+        }
 
     def _keep_house(self) -> None:
         if self.pool.has_several:

@@ -59,8 +59,8 @@ class LearningDraft:
         self._settings, self._replay, self._at_cost = settings, replay, at_cost
         self.served = ServedAcceptance(settings.gate, self._alarm, self.source)
         # A clone's first version was served as its owner's.
-        own = {v.served_as for v in self.registry.versions() if not member.cloned_from or v.metrics}
-        self.served.restore([record for record in registry.served() if record.version in own])
+        served_names = {v.served_as for v in self.registry.versions() if not member.cloned_from or v.metrics}
+        self.served.restore([record for record in registry.served() if record.version in served_names])
         log = log_of(member.name, replay, registry)
         judge = Judge(settings, self.registry, log, scores, self._costs, self._compared)
         drafting = None if self.on_trial else engine.draft_versions.get(self.source)
@@ -107,9 +107,14 @@ class LearningDraft:
 
     def of_pool(self) -> dict[str, Any]:
         """Return what the pool's list says of it, and why it is not trained any more, None for no reason."""
-        own, stuck = self._member, TrainerState.read(self._settings.layout.of(self.name).state).quarantined
-        found = {"status": own.status, "domain": own.domain, "cloned_from": own.cloned_from, "reason": own.reason}
-        return {**found, "quarantined": stuck}
+        member = self._member
+        return {
+            "status": member.status,
+            "domain": member.domain,
+            "cloned_from": member.cloned_from,
+            "reason": member.reason,
+            "quarantined": TrainerState.read(self._settings.layout.of(self.name).state).quarantined,
+        }
 
     def withdraw(self, reason: str) -> None:
         """Mark it as withdrawn. `LearningPool.follow` drops it."""

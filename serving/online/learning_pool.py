@@ -118,8 +118,8 @@ class LearningPool:
     @property
     def suspects(self) -> frozenset[str]:
         """Versions in service that are suspected."""
-        found = [draft.gatekeeper.suspicion for draft in self.drafts()]
-        return frozenset([suspicion.version.name for suspicion in found if suspicion is not None])
+        suspicions = [draft.gatekeeper.suspicion for draft in self.drafts()]
+        return frozenset([suspicion.version.name for suspicion in suspicions if suspicion is not None])
 
     @one_at_a_time
     def keep_specialists(self) -> None:
@@ -170,10 +170,10 @@ class LearningPool:
     def figures(self) -> dict[str, Any]:
         """Return the first draft's figures, those of each of several as `drafts`, and tokens gained by all."""
         drafts = self.drafts()
-        found = [draft.figures() for draft in drafts]
-        gained = sum(own["gained_tokens"] for own in found)
-        by_name = {draft.name: {**draft.of_pool(), **own} for draft, own in zip(drafts, found, strict=True)}
-        return {**found[0], "gained_tokens": gained, **({"drafts": by_name} if drafts[0].name else {})}
+        by_draft = [draft.figures() for draft in drafts]
+        gained = sum(figures["gained_tokens"] for figures in by_draft)
+        by_name = {draft.name: {**draft.of_pool(), **figures} for draft, figures in zip(drafts, by_draft, strict=True)}
+        return {**by_draft[0], "gained_tokens": gained, **({"drafts": by_name} if drafts[0].name else {})}
 
     def close(self) -> None:
         self._scores.close()

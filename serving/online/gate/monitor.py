@@ -155,12 +155,12 @@ class ServedAcceptance:
             return None
         tried = {d: sum(s.tried for s in new if s.domain == d) for d in shared}
         old_of = {d: self._interval([s for s in old if s.domain == d]) for d in shared}
-        before = {d: found for d, found in old_of.items() if found is not None}
+        before = {d: alpha for d, alpha in old_of.items() if alpha is not None}
         if len(before) < len(shared):
             return None
         weight = sum(tried.values())
-        mean = sum(tried[d] * found.mean for d, found in before.items()) / weight
-        low = sum(tried[d] * found.low for d, found in before.items()) / weight
+        mean = sum(tried[d] * alpha.mean for d, alpha in before.items()) / weight
+        low = sum(tried[d] * alpha.low for d, alpha in before.items()) / weight
         if len(new) < enough:  # too few to draw from them again and again
             worse = upper_end(sum(s.accepted for s in new), weight) < self.config.collapse * low
         else:
@@ -173,18 +173,18 @@ class ServedAcceptance:
             versions = list(self._recent_counts)[-SHOWN:]
             totals = {version: dict(counts) for version, counts in self._totals.items()}
         short, long = self._averages.short, self._averages.long
-        found: dict[str, Any] = {}
+        by_version: dict[str, Any] = {}
         for version in versions:
             domains = sorted({s.domain for s in self._recent(version)})
             whole = self.acceptance(version)
-            found[version] = {
+            by_version[version] = {
                 **totals[version],
                 "alpha": None if whole is None else whole.mean,
                 "low": None if whole is None else whole.low,
                 "high": None if whole is None else whole.high,
                 "domains": {d: i.mean for d in domains if (i := self.acceptance(version, {d})) is not None},
             }
-        return {"versions": found, "short": short, "long": long, "collapsed": self._collapsed}
+        return {"versions": by_version, "short": short, "long": long, "collapsed": self._collapsed}
 
     def accepted_gain(self, base: str) -> float:
         """Return the accepted tokens beyond those that `base` would have had at its own acceptance rate."""

@@ -58,12 +58,12 @@ class SuspicionCheck:
         question = suspicion_question(self._registry)
         if question is None or question.version.name != current.suspicion.version.name:
             return False
-        found = self._judge.regression(question)
-        if found is None:
+        evidence = self._judge.regression(question)
+        if evidence is None:
             if self._judge.has_all(question):
                 self._acquit(question.version)
             return False
-        reason = f"{current.suspicion.reason}; {found}"
+        reason = f"{current.suspicion.reason}; {evidence}"
         log.error("%s is rolled back: %s", question.version.name, reason)
         current.suspicion = None
         current.roll_back(question.version, reason)

@@ -66,11 +66,11 @@ def logged_score(
     """
     target, labels = logged_target(answer), torch.tensor(answer.response_ids)
     hidden = drafted_hidden(draft, answer.sample(), states, speculation_length)
-    found = [_positions(draft, target, each, labels, answer.policy) for each in hidden]
+    by_position = [_positions(draft, target, each, labels, answer.policy) for each in hidden]
     if draft.state_input is not None:  # a draft accepts nothing at positions that it cannot draft
         none = torch.zeros(len(labels), dtype=torch.float64)
-        found += [Positions(none, none, none, none, none, none)] * (speculation_length - len(found))
-    positions = replace(found[0], deeper=tuple(found[1:]))
+        by_position += [Positions(none, none, none, none, none, none)] * (speculation_length - len(by_position))
+    positions = replace(by_position[0], deeper=tuple(by_position[1:]))
     return Score.of(positions, answer.finished, speculation_length, int(target.known.sum()))
 
 

@@ -71,13 +71,13 @@ class Manifest:
             ConfigError: `key` differs from the recorded one, or there is neither.
         """
         with self._database.transaction() as rows:
-            found = rows.execute("SELECT value FROM facts WHERE name = 'key'").fetchone()
-            if found is None:
+            row = rows.execute("SELECT value FROM facts WHERE name = 'key'").fetchone()
+            if row is None:
                 if key is None:
                     raise ConfigError(f"the log in {self.folder} is empty; a server with online=on fills it")
                 rows.execute("INSERT INTO facts VALUES ('key', ?)", (json.dumps(asdict(key)),))
                 return key
-        recorded = LogKey(**json.loads(found[0]))
+        recorded = LogKey(**json.loads(row[0]))
         if key is not None and key != recorded:
             name = next(name for name, value in asdict(key).items() if getattr(recorded, name) != value)
             raise ConfigError(
@@ -112,10 +112,10 @@ class Manifest:
     def go_on_from(self, number: int) -> None:
         """Give numbers above `number` from now on, and above those of all answers."""
         with self._database.transaction() as rows:
-            found = rows.execute("SELECT seq FROM sqlite_sequence WHERE name = 'answers'").fetchone()
-            if found is None:
+            row = rows.execute("SELECT seq FROM sqlite_sequence WHERE name = 'answers'").fetchone()
+            if row is None:
                 rows.execute("INSERT INTO sqlite_sequence VALUES ('answers', ?)", (number,))
-            elif found[0] < number:
+            elif row[0] < number:
                 rows.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'answers'", (number,))
 
     def newest_s(self) -> float:
@@ -136,7 +136,7 @@ class Manifest:
         """Return the totals described in `ReplayLog.sizes`."""
         totals = [dict(self._database.rows(query)[0]) for query in TOTALS]
         counters = {row["name"]: row["value"] for row in self._database.rows("SELECT * FROM counters")}
-        return {name: value for found in (*totals, counters) for name, value in found.items()}
+        return {name: value for sizes in (*totals, counters) for name, value in sizes.items()}
 
     # -- shards -------------------------------------------------------------------------------------------------
 
@@ -240,10 +240,10 @@ class Manifest:
 
     def exports_to_clean(self) -> dict[str, set[str]]:
         """Return file → deleted tenants whose answers it still holds."""
-        found: dict[str, set[str]] = {}
+        deleted_in: dict[str, set[str]] = {}
         for row in self._database.rows("SELECT path, tenant FROM exports WHERE deleted"):
-            found.setdefault(row["path"], set()).add(row["tenant"])
-        return found
+            deleted_in.setdefault(row["path"], set()).add(row["tenant"])
+        return deleted_in
 
     def forget_deleted_in(self, path: str) -> None:
         """Note that a file holds no answer of a deleted tenant any more."""

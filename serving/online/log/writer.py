@@ -149,17 +149,17 @@ class LogWriter:
         kept = []
         for answer in answers:
             try:
-                found = redacted(answer, self._redact, self.replay.key.vocab_size)
+                cleared = redacted(answer, self._redact, self.replay.key.vocab_size)
             except (Exception, SystemExit) as error:
                 log.error("an answer is not logged, replay.redaction failed: %s", _without_text(error))
                 self.counters["errors"] += 1
                 continue
             with self._changed:
                 deleted = answer.tenant in self._forgotten
-            if deleted or found is None:
+            if deleted or cleared is None:
                 self.counters["dropped_deleted" if deleted else "redacted"] += 1
             else:
-                kept.append(found)
+                kept.append(cleared)
         return kept
 
     def _write(self, answers: list[LoggedAnswer]) -> None:
@@ -184,5 +184,5 @@ def _without_text(error: BaseException) -> str:
     """Describe a hook's exception by type and place. Its message may quote the text."""
     if isinstance(error, BadRedaction):
         return str(error)
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {place.filename}:{place.lineno}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {frame.filename}:{frame.lineno}"

@@ -92,11 +92,11 @@ class Specialists:
         current, name = self.registry.of(owner).current(), name_for(poor.domain)
         if current is None or any(member.name == name for member in self.registry.pool.members()):
             return None
-        own = self.registry.of(name)
-        if own.current() is None:
+        specialist = self.registry.of(name)
+        if specialist.current() is None:
             learnt = None if current.last_request is None else (current.first_request or 0, current.last_request)
-            base = own.add(partial(shutil.copytree, current.path), parent=current.name, requests=learnt)
-            own.promote(base.name, f"cloned from {current.name}")
+            base = specialist.add(partial(shutil.copytree, current.path), parent=current.name, requests=learnt)
+            specialist.promote(base.name, f"cloned from {current.name}")
         # Updates that were asked for before are not its own.
         TrainerState(asked=TrainerControl.read(self.layout.control).asked).write(self.layout.of(name).state)
         reason = f"{owner} accepts {poor.accepted / poor.tried:.2f} of its tokens there"
@@ -142,8 +142,9 @@ def _is_poor(text: DraftedText, known: Sequence[DraftedText], below: float) -> b
 def share_of(member: Member, replay: ReplayLog) -> float:
     """Return the share of the newest tokens that a specialist's domain has, 0 to 1."""
     texts = replay.by_draft(RECENT)
-    own, whole = sum([text.tokens for text in texts if text.domain == member.domain]), sum([t.tokens for t in texts])
-    return own / whole if whole else 0.0
+    in_domain = sum([text.tokens for text in texts if text.domain == member.domain])
+    whole = sum([text.tokens for text in texts])
+    return in_domain / whole if whole else 0.0
 
 
 def cost_of_a_draft(figures: SelectionFigures, drafts: int) -> float:

@@ -44,9 +44,9 @@ class VersionRegistry:
 
     def of(self, member: str) -> VersionRegistry:
         """Return the registry of another draft's versions in the same folder. Closing either closes both."""
-        found = copy(self)
-        found.member = member
-        return found
+        registry = copy(self)
+        registry.member = member
+        return registry
 
     def add(
         self,
@@ -161,8 +161,8 @@ class VersionRegistry:
         if problem := self.problem_of(version):
             raise RunError(f"{name} cannot serve: {problem}")
         with self._database.transaction() as rows:
-            found = rows.execute(CURRENT, (self.member,)).fetchone()
-            current = None if found is None else found[0]
+            row = rows.execute(CURRENT, (self.member,)).fetchone()
+            current = None if row is None else row[0]
             if expected is not ANY and current != expected:
                 raise RunError(f"{name} is not promoted: {current} serves now, not {expected}")
             if current != name:
@@ -180,8 +180,8 @@ class VersionRegistry:
         """
         predecessor = self.predecessor()
         with self._database.transaction() as rows:
-            found = rows.execute(CURRENT, (self.member,)).fetchone()
-            current = None if found is None else found[0]
+            row = rows.execute(CURRENT, (self.member,)).fetchone()
+            current = None if row is None else row[0]
             if expected is not ANY and current != expected:
                 raise RunError(f"{expected} is not rolled back: {current} serves now")
             if predecessor is None:

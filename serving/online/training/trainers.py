@@ -53,8 +53,8 @@ class Trainers:
 
     def with_text(self) -> list[OnlineTrainer]:
         """Return those with answers to learn from, or the first if none has any."""
-        found = self.all()
-        return [own for own in found if own.replay.count(after=own.state.cursor)] or found[:1]
+        trainers = self.all()
+        return [trainer for trainer in trainers if trainer.replay.count(after=trainer.state.cursor)] or trainers[:1]
 
     def judge(self) -> bool:
         """Score a few answers for a gate. Return False if nothing is to be scored now."""

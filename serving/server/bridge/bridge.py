@@ -139,15 +139,17 @@ class EngineBridge:
 
     def _check_room(self, answers: int, tenant: str) -> None:
         most = self.engine.slots + self.max_queue
-        own_most = max(1, int(self.tenant_share * most))
-        if answers > own_most:
-            raise bad_request(f"{answers} answers in one request; this server holds {own_most} at a time", "n")
-        taken, own = self.places.total(), self.places[tenant]
+        tenant_most = max(1, int(self.tenant_share * most))
+        if answers > tenant_most:
+            raise bad_request(f"{answers} answers in one request; this server holds {tenant_most} at a time", "n")
+        taken, of_tenant = self.places.total(), self.places[tenant]
         if (excess := taken + answers - most) > 0:
             waiting = max(0, taken - self.engine.slots)
             raise self._full(f"the server is full: {waiting} answers wait already; try again later", excess)
-        if (excess := own + answers - own_most) > 0:
-            raise self._full(f"{own} answers of yours are open; this server holds {own_most} at a time", excess)
+        if (excess := of_tenant + answers - tenant_most) > 0:
+            raise self._full(
+                f"{of_tenant} answers of yours are open; this server holds {tenant_most} at a time", excess
+            )
 
     def _full(self, message: str, excess: int) -> ApiError:
         return full(self.full_status, message, self._retry_after.seconds_until(excess))
