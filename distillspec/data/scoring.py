@@ -27,7 +27,11 @@ class ScoringWriter:
         *,
         at_flush: bool = False,
     ) -> None:
-        self.writer, self.target, self.signal, self.seed, self.batch_size = writer, target, signal, seed, batch_size
+        self.writer = writer
+        self.target = target
+        self.signal = signal
+        self.seed = seed
+        self.batch_size = batch_size
         self.at_flush = at_flush
         self.waiting: list[Sample] = []
 

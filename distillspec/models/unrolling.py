@@ -131,7 +131,9 @@ class _Passes:
     """Passes of a draft over tokens of a grid. Each attends to the keys of those before it."""
 
     def __init__(self, draft: LanguageModel, input_ids: Tensor, position_ids: Tensor) -> None:
-        self.draft, self.input_ids, self.position_ids = draft, input_ids, position_ids
+        self.draft = draft
+        self.input_ids = input_ids
+        self.position_ids = position_ids
         self.cache, self.seen = DynamicCache(), _Seen((position_ids == 0).cumsum(-1), draft)
 
     def read(self, tokens: _Tokens, fed: Tensor, step: int, **named: Any) -> Tensor:

@@ -112,7 +112,10 @@ class Trainer:
         self.draft, self.target = models.draft, models.target
         self.reference, self.target_copy = models.reference, models.target_copy
         self.module, self.strategy = module, strategy
-        self.feed, self.config, self.folder, self.tracker = feed, config, folder, tracker
+        self.feed = feed
+        self.config = config
+        self.folder = folder
+        self.tracker = tracker
         self.evaluate, self.refresh = hooks.evaluate, hooks.refresh
         self.report, self.clock = hooks.report, hooks.clock
         self.stop = stop or StopRequest()

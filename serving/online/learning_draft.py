@@ -55,8 +55,13 @@ class LearningDraft:
     ) -> None:
         self.name, self.source = member.name, member.name or DRAFT
         self.registry = registry.of(member.name)
-        self._member, self._engine, self._reporter, self._load = member, engine, reporter, load
-        self._settings, self._replay, self._at_cost = settings, replay, at_cost
+        self._member = member
+        self._engine = engine
+        self._reporter = reporter
+        self._load = load
+        self._settings = settings
+        self._replay = replay
+        self._at_cost = at_cost
         self.served = ServedAcceptance(settings.gate, self._alarm, self.source)
         # A clone's first version was served as its owner's.
         served_names = {v.served_as for v in self.registry.versions() if not member.cloned_from or v.metrics}

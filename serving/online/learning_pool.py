@@ -47,7 +47,10 @@ class LearningPool:
         replay: ReplayLog,
         reporter: Reporter,
     ) -> None:
-        self._settings, self._engine, self._registry, self._replay = settings, engine, registry, replay
+        self._settings = settings
+        self._engine = engine
+        self._registry = registry
+        self._replay = replay
         self._reporter = reporter
         self._load = ServedLoad()
         self._scores = ScoreTable(settings.layout.scores)

@@ -34,7 +34,9 @@ class TrainerLink:
     def __init__(
         self, settings: OnlineSettings, replay: ReplayLog, registry: VersionRegistry, reporter: Reporter
     ) -> None:
-        self.settings, self.layout, self.replay = settings, settings.layout, replay
+        self.settings = settings
+        self.layout = settings.layout
+        self.replay = replay
         embedded = settings.online.mode == "on"
         self.supervisor = Supervisor(settings, needed=self._has_work, members=self._learning) if embedded else None
         self._registry, self._reporter = registry, reporter

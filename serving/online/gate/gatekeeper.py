@@ -44,7 +44,10 @@ class Gatekeeper:
         report: Report | None = None,
         drafting: str | None = None,
     ) -> None:
-        self.settings, self.registry, self.judge, self.served = settings, registry, judge, served
+        self.settings = settings
+        self.registry = registry
+        self.judge = judge
+        self.served = served
         self._report = report or (lambda record: None)
         self._serving_version = ServingVersion(registry, swap, served, self._report, drafting)
         self._suspicions = SuspicionCheck(self._serving_version, judge)

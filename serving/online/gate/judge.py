@@ -36,7 +36,10 @@ class Judge:
         costs: Callable[[], Costs],
         compared: Callable[[], PoolComparison | None] | None = None,
     ) -> None:
-        self.config, self.registry, self.replay, self.table = settings.gate, registry, replay, table
+        self.config = settings.gate
+        self.registry = registry
+        self.replay = replay
+        self.table = table
         self._costs, self._compared = costs, compared
 
     def evidence(self, question: Question) -> Evidence:

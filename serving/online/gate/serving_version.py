@@ -51,7 +51,10 @@ class ServingVersion:
         report: Report,
         drafting: str | None = None,
     ) -> None:
-        self.registry, self._swap, self.served, self.report = registry, swap, served, report
+        self.registry = registry
+        self._swap = swap
+        self.served = served
+        self.report = report
         current = registry.current()
         known = current is not None and drafting in (None, current.served_as)
         self.version: Version | None = current if known else None  # None: to be loaded

@@ -69,7 +69,10 @@ class ReplayTap:
         device: str = "cpu",
         keeps_rejected: bool = False,
     ) -> None:
-        self.config, self.queue, self.clock, self.is_full = config, queue, clock, is_full
+        self.config = config
+        self.queue = queue
+        self.clock = clock
+        self.is_full = is_full
         self._exact = verification in EXACT
         self._precision, self._keeps_rejected = config.state_precision(device), keeps_rejected
         self.excluded: set[str] = set()  # tenants, beside those of the settings

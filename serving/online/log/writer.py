@@ -35,7 +35,10 @@ class LogWriter:
     def __init__(
         self, replay: ReplayLog, redact: Redaction | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.replay, self.config, self._redact, self._clock = replay, replay.config, redact, clock
+        self.replay = replay
+        self.config = replay.config
+        self._redact = redact
+        self._clock = clock
         self.counters: Counter[str] = Counter()
         self.cpu_s = 0.0  # processor time of its thread
         self._queue: deque[LoggedAnswer] = deque()

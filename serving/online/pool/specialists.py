@@ -51,7 +51,10 @@ class Specialists:
         problem: Callable[[str, str], str | None] = lambda owner, name: None,
     ) -> None:
         self.config, self.layout = settings.adapt, settings.layout
-        self.replay, self.registry, self._report, self._problem = replay, registry, report, problem
+        self.replay = replay
+        self.registry = registry
+        self._report = report
+        self._problem = problem
         self._refused: set[str] = set()  # specialists that the log was told of
 
     def fruitless(self) -> list[tuple[str, str]]:

@@ -42,7 +42,10 @@ class Brake:
         send: Callable[[int, signal.Signals], None] = os.killpg,
         holds_lock: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._pid, self._share, self._send, self._holds_lock = pid, max(share, SMALLEST_SHARE), send, holds_lock
+        self._pid = pid
+        self._share = max(share, SMALLEST_SHARE)
+        self._send = send
+        self._holds_lock = holds_lock
         self._changed = threading.Condition()
         self._busy = self._urgent = self._ending = False
         self._ahead_s = 0.0  # that it ran between requests, and has not stood still for beside them

@@ -111,7 +111,9 @@ class DriftWatch:
     """
 
     def __init__(self, config: AdaptConfig, replay: ReplayLog, cursor: int) -> None:
-        self.config, self.replay, self.drifted = config, replay, False
+        self.config = config
+        self.replay = replay
+        self.drifted = False
         self.detector = DriftDetector(config.drift_drop)
         for entry in replay.entries(after=max(0, cursor - LOOK_BACK), up_to=cursor):
             self._add(entry)

@@ -42,7 +42,10 @@ class Scorer:
         drafts: BaseDrafts,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.replay, self.registry, self.table = config, replay, registry, table
+        self.config = config
+        self.replay = replay
+        self.registry = registry
+        self.table = table
         self._drafts, self._clock = drafts, clock
         self._rests_until_s: dict[str, float] = {}  # by suspected version
         self._loaded: dict[str, LanguageModel] = {}  # by version, of the question at work, while there is one

@@ -59,7 +59,10 @@ class Supervisor:
         command: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings, self.layout, self._needed, self._clock = settings, settings.layout, needed, clock
+        self.settings = settings
+        self.layout = settings.layout
+        self._needed = needed
+        self._clock = clock
         self._members = members
         module = "distillspec.serving.online.training"
         self.command = list(command or (sys.executable, "-P", "-m", module, str(self.layout.root)))
@@ -217,7 +220,9 @@ class Supervisor:
     def _notice_update(self, state: TrainerState) -> None:
         """Forget earlier ends once an update is made."""
         if state.updates != self._updates:
-            self._updates, self._ends, self.failing = state.updates, 0, None
+            self._updates = state.updates
+            self._ends = 0
+            self.failing = None
 
     def _wait_for_other(self) -> None:
         """Wait until the other trainer ends. Its updates serve as well as ours."""

@@ -38,7 +38,9 @@ class Trainers:
         report: Report | None = None,
         on_stage: Callable[[str], None] | None = None,
     ) -> None:
-        self._settings, self._report, self._on_stage = settings, report, on_stage
+        self._settings = settings
+        self._report = report
+        self._on_stage = on_stage
         self._pool = VersionRegistry(settings.layout.versions).pool
         self._target = LoadedTarget.of(settings, ReplayLog(settings.layout.replay).key)
         self._trainers: dict[str, OnlineTrainer] = {}

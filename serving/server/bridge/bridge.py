@@ -48,7 +48,9 @@ class EngineBridge:
         on_step: Callable[[StepReport], None],
         in_thread: Callable[[StepOutput], None] | None = None,
     ) -> None:
-        self.engine, self.max_queue, self.full_status = engine, max_queue, full_status
+        self.engine = engine
+        self.max_queue = max_queue
+        self.full_status = full_status
         self.tenant_share = tenant_share
         self._on_step, self._in_thread = on_step, in_thread
         self._streams: dict[str, RequestStream] = {}  # by engine request id
@@ -214,7 +216,9 @@ class EngineBridge:
         if self._timer is not None:
             self._timer.cancel()
         # A step that is added from here on is arranged for, or taken below.
-        self._timer, self._arranged, self._delivered_s = None, False, self._loop.time()
+        self._timer = None
+        self._arranged = False
+        self._delivered_s = self._loop.time()
         while self._steps:
             try:
                 self._deliver(self._steps.popleft())

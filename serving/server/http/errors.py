@@ -33,7 +33,11 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
         self.headers = dict(headers or {})
 
     @property
