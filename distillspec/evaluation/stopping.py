@@ -22,7 +22,7 @@ class StopQuality:
     """Quality of predictions of what is accepted, on places that did not teach them.
 
     error: mean squared error of the prediction. `by_best`: of the draft's best probability in its place. `by_mean`: of
-        the mean acceptance, which tells places not apart.
+        the mean acceptance, which is the same at all places.
     calibration: mean distance of prediction and acceptance over tenths of [0, 1], by places.
     """
 

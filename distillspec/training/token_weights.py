@@ -28,9 +28,9 @@ def defined_at(mix: LossMix, batch: TokenBatch, kept_ids: Tensor | None, width: 
 
 def shared_by_sequence(batch: TokenBatch) -> Tensor:
     """Return weights of loss positions, `[N]` float32 of mean 1, which sum up alike over each response of the batch."""
-    of = torch.cumsum(~goes_on(batch), 0) - 1
-    lengths = torch.bincount(of).float()
-    return (lengths.mean() / lengths)[of]
+    response = torch.cumsum(~goes_on(batch), 0) - 1
+    lengths = torch.bincount(response).float()
+    return (lengths.mean() / lengths)[response]
 
 
 @torch.no_grad()

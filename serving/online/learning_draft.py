@@ -90,7 +90,7 @@ class LearningDraft:
         return None if serving is None else serving.name
 
     @property
-    def column(self) -> dict[str, str]:
+    def label(self) -> dict[str, str]:
         """Its name for a record, nothing for a server's only draft."""
         return {"draft": self.name} if self.name else {}
 
@@ -169,7 +169,7 @@ class LearningDraft:
             self._follow(record["to"])
         elif record["event"] == "promotion" or record.get("decision") == "promoted":
             self._follow(record.get("version") or record["candidate"])
-        self._reporter.tell({**record, **self.column})
+        self._reporter.tell({**record, **self.label})
 
     def _follow(self, version: str) -> None:
         """Let a specialist serve from its first promotion on, and withdraw one that goes back to what it began as."""

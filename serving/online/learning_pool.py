@@ -164,7 +164,7 @@ class LearningPool:
     def verdicts(self) -> list[dict[str, Any]]:
         """Return name, status, reason and verdict of every judged version, oldest first."""
         return [
-            {"version": v.name, "status": v.status, "reason": v.reason, **draft.column, **v.verdict}
+            {"version": v.name, "status": v.status, "reason": v.reason, **draft.label, **v.verdict}
             for draft in self.drafts()
             for v in draft.registry.versions()
             if v.verdict or v.reason

@@ -64,7 +64,8 @@ class ServedAcceptance:
         self._averages = ShortLongAverages()
         self._collapsed = False
         self._earlier: dict[str, int] = {}  # requests of a version before it last came into service
-        self._finished = self._ended = 0  # requests with drafted tokens, and all
+        self._finished = 0  # requests with drafted tokens
+        self._ended = 0  # all requests
         self._changed: set[str] = set()  # versions counted since `take_changed`
         self._lock = Lock()
 
@@ -141,12 +142,12 @@ class ServedAcceptance:
         """
         enough = self.config.rollback_requests
         new, old = self._in_service(version), self._recent(predecessor)
-        counts = Counter(s.domain for s in new), Counter(s.domain for s in old)
+        new_counts, old_counts = Counter(s.domain for s in new), Counter(s.domain for s in old)
         least = min(self.config.domain_requests, enough)
-        known = {d for d in counts[0] if counts[1][d] >= least}
-        shared = {d for d in known if counts[0][d] >= least}
-        if sum(counts[0][d] for d in shared) < enough:  # enough for a collapse?
-            shared = {d for d in known if counts[0][d] >= min(FEWEST, least)}
+        known = {d for d in new_counts if old_counts[d] >= least}
+        shared = {d for d in known if new_counts[d] >= least}
+        if sum(new_counts[d] for d in shared) < enough:  # enough for a collapse?
+            shared = {d for d in known if new_counts[d] >= min(FEWEST, least)}
         new = [s for s in new if s.domain in shared]
         if len(new) < min(FEWEST, enough):
             return None

@@ -124,13 +124,13 @@ class Manifest:
 
     def places(self, shard: int) -> dict[int, int]:
         """Return number → place in the file, of a shard's listed answers in the order of their places."""
-        found = self._database.rows("SELECT number, place FROM answers WHERE shard = ? ORDER BY place", (shard,))
-        return {row["number"]: row["place"] for row in found}
+        rows = self._database.rows("SELECT number, place FROM answers WHERE shard = ? ORDER BY place", (shard,))
+        return {row["number"]: row["place"] for row in rows}
 
     def tenants(self) -> dict[str, int]:
         """Return tenant → number of answers, most first."""
-        found = self._database.rows("SELECT tenant, COUNT(*) n FROM answers GROUP BY tenant ORDER BY n DESC")
-        return {row["tenant"]: row["n"] for row in found}
+        rows = self._database.rows("SELECT tenant, COUNT(*) n FROM answers GROUP BY tenant ORDER BY n DESC")
+        return {row["tenant"]: row["n"] for row in rows}
 
     def sizes(self) -> dict[str, int]:
         """Return the totals described in `ReplayLog.sizes`."""
@@ -142,13 +142,13 @@ class Manifest:
 
     def shards(self) -> list[ShardRow]:
         """Return all shards, oldest first."""
-        found = self._database.rows("SELECT * FROM shards ORDER BY id")
-        return [ShardRow(**{**row, "fresh": bool(row["fresh"])}) for row in map(dict, found)]
+        rows = self._database.rows("SELECT * FROM shards ORDER BY id")
+        return [ShardRow(**{**row, "fresh": bool(row["fresh"])}) for row in map(dict, rows)]
 
     def shard(self, shard: int) -> ShardRow | None:
         """Return one shard. None: retention or a deletion has removed it."""
-        found = self._database.rows("SELECT * FROM shards WHERE id = ?", (shard,))
-        return ShardRow(**{**dict(found[0]), "fresh": bool(found[0]["fresh"])}) if found else None
+        rows = self._database.rows("SELECT * FROM shards WHERE id = ?", (shard,))
+        return ShardRow(**{**dict(rows[0]), "fresh": bool(rows[0]["fresh"])}) if rows else None
 
     def enter(self, file: str, sha256: str, size: int, answers: Sequence[LoggedAnswer]) -> None:
         """List a new shard and its answers."""

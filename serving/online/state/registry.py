@@ -86,11 +86,11 @@ class VersionRegistry:
         Raises:
             ConfigError: there is none of this name.
         """
-        found = self._database.rows("SELECT * FROM versions WHERE name = ?", (name,))
-        if not found:
+        rows = self._database.rows("SELECT * FROM versions WHERE name = ?", (name,))
+        if not rows:
             known = ", ".join(v.name for v in self.newest(3)) or "none yet"
             raise ConfigError(f"version={name} is not in {self.folder}; the newest are {known}")
-        return self._version(found[0])
+        return self._version(rows[0])
 
     def versions(self, status: str | None = None) -> list[Version]:
         """Return all versions (of one status), oldest first."""
@@ -109,8 +109,8 @@ class VersionRegistry:
 
     def newest(self, count: int) -> list[Version]:
         """Return the last `count` versions of all drafts, oldest first."""
-        found = self._database.rows("SELECT * FROM versions ORDER BY id DESC LIMIT ?", (count,))
-        return [self._version(row) for row in reversed(found)]
+        rows = self._database.rows("SELECT * FROM versions ORDER BY id DESC LIMIT ?", (count,))
+        return [self._version(row) for row in reversed(rows)]
 
     def present(self) -> list[str]:
         """Return the names of all drafts' versions whose folders are kept."""
@@ -122,8 +122,8 @@ class VersionRegistry:
 
     def promotions(self) -> list[dict[str, Any]]:
         """Return all promotions (id, version, previous, reason, time_s), oldest first."""
-        found = self._database.rows("SELECT * FROM promotions WHERE member = ? ORDER BY id", (self.member,))
-        return [dict(row) for row in found]
+        rows = self._database.rows("SELECT * FROM promotions WHERE member = ? ORDER BY id", (self.member,))
+        return [dict(row) for row in rows]
 
     def judged(self, name: str, status: str, verdict: dict[str, Any], reason: str) -> None:
         """Record a verdict on a candidate. `promote` is a separate call."""
@@ -220,8 +220,8 @@ class VersionRegistry:
 
     def served(self) -> list[ServedRecord]:
         """Return the last record that `keep_served` stored of every version."""
-        found = self._database.rows("SELECT * FROM served")
-        return [ServedRecord(row["version"], json.loads(row["totals"]), json.loads(row["seen"])) for row in found]
+        rows = self._database.rows("SELECT * FROM served")
+        return [ServedRecord(row["version"], json.loads(row["totals"]), json.loads(row["seen"])) for row in rows]
 
     def boot(self) -> Version | None:
         """Return the version to start with: the promoted one or, if its folder is damaged, its predecessor.
