@@ -189,8 +189,8 @@ def _sum_by_prompt(
         counts = count_blocks(positions, sample.finished, speculation_length)
         sums_here = [getattr(positions, name).sum() for name in PER_POSITION]
         values = torch.stack([*sums_here, *(each.alpha.sum() for each in positions.deeper)])
-        own = values.numpy(), counts.tokens.numpy(), counts.blocks.numpy(), _rank_sums(positions)
-        new = PromptSums(sample.domain, len(positions), *own)
+        arrays = values.numpy(), counts.tokens.numpy(), counts.blocks.numpy(), _rank_sums(positions)
+        new = PromptSums(sample.domain, len(positions), *arrays)
         sums[sample.prompt_id] = sums[sample.prompt_id] + new if sample.prompt_id in sums else new
         if on_sample is not None:
             on_sample(done, len(samples))
@@ -199,8 +199,8 @@ def _sum_by_prompt(
 
 def _rank_sums(positions: Positions) -> NDArray[np.float64]:
     """Return the sums of p by drafted position and rank `[positions, ranks]`, empty where there are no heads."""
-    found = [each.by_rank.sum(0).numpy() for each in (positions, *positions.deeper) if each.by_rank is not None]
-    return np.stack(found) if found else np.zeros((0, 0))
+    sums = [each.by_rank.sum(0).numpy() for each in (positions, *positions.deeper) if each.by_rank is not None]
+    return np.stack(sums) if sums else np.zeros((0, 0))
 
 
 def _summarise(

@@ -167,15 +167,15 @@ def paired_cost(
         loops: time `LOOP` too. Else k tokens cost k draft steps.
     """
     sides = (DRAFT, PLAIN, VERIFY, LOOP) if loops else (DRAFT, PLAIN, VERIFY)
-    found: dict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in range(speculation_length)])
+    seconds_of: dict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in range(speculation_length)])
     for round_ in range(WARMUP_ROUNDS + rounds):
         turn = 1 if round_ % 2 else -1
         for k in range(1, speculation_length + 1)[::turn]:
             for side in sides[::turn]:
                 took = seconds(side, k)
                 if round_ >= WARMUP_ROUNDS:
-                    found[side][k - 1].append(took)
-    times = {side: np.array(values) for side, values in found.items()}  # [γ, rounds] each
+                    seconds_of[side][k - 1].append(took)
+    times = {side: np.array(values) for side, values in seconds_of.items()}  # [γ, rounds] each
     c, beta = np.median(times[DRAFT] / times[PLAIN], axis=0), times[VERIFY] / times[PLAIN]
     steps = np.maximum.accumulate(np.median(times[LOOP], axis=1) / np.median(times[DRAFT])) if loops else np.array([])
     return StepCost(

@@ -73,15 +73,15 @@ def measure_positions(
     target_hidden = states.hidden(sample)  # behind `features`, which reads them too
     labels = torch.tensor(sample.response_ids, device=target.device)
     stop_columns, ranks = _stop_columns(draft, target.stop_ids), 0 if draft.attends else RANKS
-    found: list[list[tuple[Tensor, ...]]] = [[] for _ in drafted]
+    pieces_by_depth: list[list[tuple[Tensor, ...]]] = [[] for _ in drafted]
     for start in range(0, len(labels), chunk_positions):
         rows = slice(start, start + chunk_positions)
         target_probs = policy_probs(target_logits := target.head.logits(target_hidden[rows]), policy)
         best = target_logits.argmax(-1)
-        for pieces, hidden in zip(found, drafted, strict=True):
+        for pieces, hidden in zip(pieces_by_depth, drafted, strict=True):
             draft_logits = draft.head.logits(hidden[rows])
             pieces.append(_compare(draft, target_probs, best, draft_logits, labels[rows], stop_columns, policy, ranks))
-    by_depth = [_joined(pieces) for pieces in found]
+    by_depth = [_joined(pieces) for pieces in pieces_by_depth]
     if draft.state_input is not None:  # a draft accepts nothing at positions that it cannot draft
         none = torch.zeros(len(labels), dtype=torch.float64)
         by_depth += [Positions(none, none, none, none, none, none)] * (speculation_length - len(by_depth))

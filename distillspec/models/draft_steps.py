@@ -204,6 +204,6 @@ def _rank(joins: StateInput | None) -> int:
     return joins.rank if isinstance(joins, BlockInput) else 0
 
 
-def _at(held: Tensor | None) -> int:
+def _at(tensor: Tensor | None) -> int:
     """Return the address of a tensor, 0 for none."""
-    return 0 if held is None else held.data_ptr()
+    return 0 if tensor is None else tensor.data_ptr()

@@ -154,8 +154,8 @@ class NativeLayers:
         """Return where the cache keeps states: the address, 0 for none, and strides of slots and places."""
         if not cache.state_ids:
             return [0, 0, 0]
-        held = cache.kept_states(like, self._sizes[0])
-        return [held.data_ptr(), held.stride(0), held.stride(2)]
+        states = cache.kept_states(like, self._sizes[0])
+        return [states.data_ptr(), states.stride(0), states.stride(2)]
 
     def over(self, cache: SlotCache) -> tuple[Any, int, Any]:
         """Return the layers over a cache's keys and values, how many they are, and what they share, for the kernel.
@@ -164,13 +164,13 @@ class NativeLayers:
         """
         first, _ = cache.layer(0, self._like)
         if self._bound is None or self._bound[0] is not first:
-            found = []
+            pointers = []
             for index, layer in enumerate(self._layers):
                 keys, values = cache.layer(index, self._like)
-                found += [*layer.pointers, keys.data_ptr(), values.data_ptr(), *keys.stride()[:3]]
+                pointers += [*layer.pointers, keys.data_ptr(), values.data_ptr(), *keys.stride()[:3]]
             angles = self._turned(cache.max_len)
             shared = numbers([*self._sizes, *(each.data_ptr() for each in angles)])
-            self._bound = first, numbers(found), shared
+            self._bound = first, numbers(pointers), shared
         return self._bound[1], len(self._layers), self._bound[2]
 
 

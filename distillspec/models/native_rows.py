@@ -33,10 +33,10 @@ class NativeRows(NamedTuple):
         """Return the rows of a view of a cache on the CPU."""
         rows, nodes, first = [], [], 0
         for group in view.groups:
-            own, seen = _of_one(group) if group.view.places.shape[1] == 1 else _of_some(group)
-            own[:, 0] += first
+            group_rows, seen = _of_one(group) if group.view.places.shape[1] == 1 else _of_some(group)
+            group_rows[:, 0] += first
             first += group.count
-            rows.append(own)
+            rows.append(group_rows)
             nodes.append(seen)
         parts = (view.slots, view.places, view.positions.view(-1))
         return NativeRows(
@@ -59,10 +59,11 @@ class NativeRows(NamedTuple):
         Args:
             trees: the parent of each token of a row, an earlier one or −1. Empty for chains.
         """
-        held, places, positions, nodes, rows = list[int](), list[int](), list[int](), list[int](), list[Sequence[int]]()
+        token_slots, places, positions, nodes = list[int](), list[int](), list[int](), list[int]()
+        rows = list[Sequence[int]]()
         for parents, slot, start, count in zip(trees, slots, starts, counts, strict=True):
-            rows.append((len(held), count, slot, start, start + count))
-            held += [slot] * count
+            rows.append((len(token_slots), count, slot, start, start + count))
+            token_slots += [slot] * count
             places += range(start, start + count)
             if parents:
                 depths, seen = _of_tree(parents, count)
@@ -71,7 +72,7 @@ class NativeRows(NamedTuple):
             else:
                 positions += range(start, start + count)
                 nodes += CHAIN[:count] if count <= WORD else (*CHAIN, *[-1] * (count - WORD))
-        table = numpy.array([held, places, positions, nodes], dtype=numpy.int64)
+        table = numpy.array([token_slots, places, positions, nodes], dtype=numpy.int64)
         return NativeRows(table, numpy.array(rows, dtype=numpy.int64))
 
     @staticmethod
@@ -89,11 +90,13 @@ class NativeRows(NamedTuple):
         left, pieces = most, list[tuple[tuple[int, ...], int, int, int]]()
         for parents, slot, start, count in zip(trees, slots, starts, counts, strict=True):
             while count > left:
-                own = 0 if parents else left
-                if own:
-                    pieces.append((parents, slot, start, own))
+                taken = 0 if parents else left
+                if taken:
+                    pieces.append((parents, slot, start, taken))
                 yield NativeRows.windows(*zip(*pieces, strict=True))
-                start, count, left, pieces = start + own, count - own, most, []
+                start += taken
+                count -= taken
+                left, pieces = most, []
             pieces.append((parents, slot, start, count))
             left -= count
         if pieces:
@@ -133,10 +136,10 @@ def _of_one(group: RowGroup) -> tuple[Ints, Ints]:
 
 def _of_some(group: RowGroup) -> tuple[Ints, Ints]:
     """Rows of several tokens, the shorter ones padded."""
-    found = row_numbers(group.view, None)
+    numbers = row_numbers(group.view, None)
     width = group.view.places.shape[1]
-    counts = found[:, 2] - found[:, 1] if group.queries is not None else numpy.full(len(found), width)
+    counts = numbers[:, 2] - numbers[:, 1] if group.queries is not None else numpy.full(len(numbers), width)
     starts = counts.cumsum() - counts
-    rows = numpy.stack([starts, counts, *found[:, :3].T], 1)
+    rows = numpy.stack([starts, counts, *numbers[:, :3].T], 1)
     real = numpy.arange(width) < counts[:, None]
-    return rows, found[:, 3 + width :][real]
+    return rows, numbers[:, 3 + width :][real]
