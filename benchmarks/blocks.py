@@ -27,7 +27,8 @@ from distillspec.serving.decoding.block_verification import Blocks
 from distillspec.serving.decoding.row_values import row_probs
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.tree_batch import TreeBatch
-from distillspec.serving.decoding.windows import Judgement, VerificationWindow, policies_of
+from distillspec.serving.decoding.verdict import Judgement
+from distillspec.serving.decoding.windows import VerificationWindow, policies_of
 
 LENGTHS = (2, 3, 4, 6)
 BLOCK, TOKEN = "exact", "exact_by_token"

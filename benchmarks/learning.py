@@ -31,14 +31,14 @@ from distillspec.evaluation.states import TargetStates
 from distillspec.files import sha256_of
 from distillspec.models import LanguageModel, initialise_draft, load_target
 from distillspec.signals import SignalRequest
-from distillspec.training.chains import Unrolling
 from distillspec.training.feed import SampleFeed
 from distillspec.training.module import DistillModule
 from distillspec.training.optimizer import choose_trainable, make_optimizer
 from distillspec.training.state_store import StateStore
 from distillspec.training.strategies import ReplicatedStrategy
 from distillspec.training.tracking import Tracker
-from distillspec.training.trainer import Trainer
+from distillspec.training.trainer import RunHooks, RunModels, Trainer
+from distillspec.training.unrolling import Unrolling
 from distillspec.types import Sample, SamplingPolicy
 
 TEXT = Path(__file__).parents[1] / "LICENSE"  # English that stays as it is
@@ -128,15 +128,14 @@ def learned(
     strategy = ReplicatedStrategy(accelerator, module, lambda m: make_optimizer(m, config.train))
     folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(
-        draft,
-        target,
+        RunModels(draft, target),
         module,
         strategy,
         SampleFeed(train, config.train, 0, seed, states=states),
         config,
         folder,
         Tracker(accelerator, config.tracker, folder),
-        evaluate=lambda model: {"eval/alpha": held_out.alpha(model)},
+        RunHooks(lambda model: {"eval/alpha": held_out.alpha(model)}),
     )
     return before, trainer.run().best["alpha"]
 

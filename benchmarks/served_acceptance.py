@@ -68,9 +68,10 @@ def expected(
     tried: Sequence[Tried], samples: Sequence[Sample], draft: LanguageModel, target: LanguageModel
 ) -> list[Tried]:
     """Return the trials with the evaluator's probabilities at temperature 1."""
-    states, depths = TargetStates(target), max(each.depth for each in tried)
+    states, length = TargetStates(target), max(each.depth for each in tried)
     found = [
-        measure_positions(draft, target, sample, SamplingPolicy(), states=states, depths=depths) for sample in samples
+        measure_positions(draft, target, sample, SamplingPolicy(), states=states, speculation_length=length)
+        for sample in samples
     ]
     return [
         Tried(t.prompt, t.place, t.depth, t.accepted, float(found[t.prompt].at(t.depth - 1).alpha[t.place]))

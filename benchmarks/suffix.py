@@ -20,7 +20,7 @@ from sides import make_engine, rate_of, read_prompts
 from turns import interval
 
 from distillspec.config import TargetConfig
-from distillspec.evaluation.turns import in_turn
+from distillspec.evaluation.measured import in_turn
 from distillspec.models import load_target
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.draft_loading import load_draft

@@ -22,8 +22,8 @@ from common import write_result
 
 from distillspec.config import TargetConfig
 from distillspec.models import LanguageModel, load_target
-from distillspec.models.few_rows import FewRows
-from distillspec.models.few_tokens import FewTokens
+from distillspec.models.native_layers import NativeLayers
+from distillspec.models.native_rows import NativeRows
 from distillspec.models.numerics import cpu_has_tiles
 from distillspec.models.packed_linear import PackedLinears
 from distillspec.models.slot_cache import SlotCache
@@ -49,16 +49,16 @@ def main() -> None:
 
 def answer(target: LanguageModel, context: int) -> None:
     """Read lines of rows and tokens, and write the milliseconds of such a pass behind `context` tokens."""
-    few, linears = FewTokens.of(target), PackedLinears(target)
-    assert few is not None, "the kernel was not built"
+    native, linears = NativeLayers.of(target), PackedLinears(target)
+    assert native is not None, "the kernel was not built"
     cache, head = SlotCache(max(rows for rows, _ in SHAPES), context + 64), target.head.weight
     for line in sys.stdin:
         rows, tokens = map(int, line.split())
-        read = FewRows.chains(range(rows), [context] * rows, [tokens] * rows)
+        read = NativeRows.chains(range(rows), [context] * rows, [tokens] * rows)
         ids = torch.arange(rows * tokens)[None] + 1000
         with torch.inference_mode():
             started = time.perf_counter()
-            linears.linear(few.hidden_of(cache, read, ids), head)
+            linears.linear(native.hidden_of(cache, read, ids), head)
             print(1e3 * (time.perf_counter() - started), flush=True)
 
 

@@ -31,12 +31,12 @@ from distillspec.models.features import default_state_ids, read_states
 from distillspec.models.memory import return_freed_memory
 from distillspec.models.vocabulary import choose_kept_ids, count_tokens
 from distillspec.signals import SignalRequest
-from distillspec.training.chains import Unrolling
 from distillspec.training.feed import SampleFeed
 from distillspec.training.module import DistillModule
 from distillspec.training.optimizer import choose_trainable
 from distillspec.training.precision import with_settled_dtype
 from distillspec.training.state_store import StateStore
+from distillspec.training.unrolling import Unrolling
 from distillspec.types import Sample, StateRequest
 
 GOAL = 1200  # response tokens a second from recorded states, on a CPU with bfloat16 units

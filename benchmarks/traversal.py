@@ -25,7 +25,7 @@ from torch import Tensor
 from turns import Bench, Side, interval, shown, turn_options
 
 from distillspec.config import TargetConfig
-from distillspec.evaluation.turns import in_turn
+from distillspec.evaluation.measured import in_turn
 from distillspec.models import load_target
 from distillspec.recipes.rates import ratios
 from distillspec.sampling import policy_probs
@@ -34,7 +34,8 @@ from distillspec.serving.base.fixed import FixedTree
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.traversal import expected_by_level, expected_tokens
-from distillspec.serving.decoding.windows import Judgement, VerificationWindow
+from distillspec.serving.decoding.verdict import Judgement
+from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.draft_loading import load_draft
 from distillspec.serving.step.commit import Emission
 from distillspec.types import SamplingPolicy

@@ -1,4 +1,4 @@
-"""Messages that cross module borders, and the Protocols of interchangeable parts.
+"""Messages that cross module borders, the Protocols of interchangeable parts, and types of arrays.
 
 Shapes: N = loss positions, T = tokens, V = vocabulary. Log-probabilities are natural (nats), float32 unless said
 otherwise.
@@ -10,10 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from distillspec.signals import Signal, SignalRequest
+
+Floats = NDArray[numpy.float64]
+Ints = NDArray[numpy.int64]
+Bools = NDArray[numpy.bool_]
 
 
 @dataclass(frozen=True)

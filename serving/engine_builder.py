@@ -14,25 +14,23 @@ import torch
 from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
-from distillspec.models.features import check_feature_ids
 from distillspec.models.memory import keep_freed_memory
 from distillspec.models.paged_cache import PagedCache
-from distillspec.models.ragged_attention import is_ragged
+from distillspec.models.pages import Pages
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.ladder import UNRECORDED, Recorded
 from distillspec.serving.base.tree import DRAFT
+from distillspec.serving.checked_models import CheckedModels, check_models, hold_models
 from distillspec.serving.control.named import ControllerParts, make_controller
 from distillspec.serving.costs.hardware_profile import Profile
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import evaluated, version_of
-from distillspec.serving.execution.attention import choose_attention, page_tokens
 from distillspec.serving.execution.graphs import CudaRecorder, Recorder
 from distillspec.serving.execution.kv_cache import SlotPool
-from distillspec.serving.execution.memory import CachePlan, check_elsewhere, choose_model_len, plan_cache
+from distillspec.serving.execution.memory import CachePlan
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
 from distillspec.serving.pass_recording import choose_recorder, describe_passes, recorded_tokens
 from distillspec.serving.proposers.base import Proposer
@@ -46,13 +44,12 @@ from distillspec.serving.proposers.named import (
     make_proposer,
     uses_draft,
 )
-from distillspec.serving.proposers.named_checks import check_named, check_proposer
 from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.selection.named import with_selection
 from distillspec.serving.step.core import EngineCore
 from distillspec.serving.step.model_executor import ModelExecutor
 from distillspec.serving.step.prefill_pace import PrefillPace
-from distillspec.serving.usable_drafts import check_pool, hold_fitting, is_pool, kept_states, servable_drafts
+from distillspec.serving.usable_drafts import is_pool
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +66,8 @@ class ProposerBuilder:
     sampler: TokenSampler
     recorder: Recorder | None
     target_cache: SlotCache
-    # True: by default the draft is alone. A caller's controller may know one source, recorded passes know one chain.
+    # True: by default no other source drafts beside the draft. A caller's controller may know one source only, and
+    # recorded passes know chains only.
     alone: bool = False
     kept: dict[str, Any] = field(default_factory=dict)  # what outlives a proposer
 
@@ -88,6 +86,13 @@ class ProposerBuilder:
         """
         return make_proposer(self._parts(draft, version, DRAFT))
 
+    def build_first(self, drafts: Mapping[str, LanguageModel]) -> Proposer | None:
+        """Return the proposer of an engine that starts with these drafts, by source, None where settings name none."""
+        if is_pool(drafts):
+            return self.build_pool(drafts)
+        only = drafts.get(DRAFT)
+        return self.build(only, version_of(only))
+
     def build_pool(self, drafts: Mapping[str, LanguageModel]) -> SideBySide:
         """Return a new proposer of several drafts, by source."""
         return make_pool([self._parts(draft, version_of(draft), source) for source, draft in drafts.items()])
@@ -98,9 +103,10 @@ class ProposerBuilder:
 
     def _parts(self, draft: LanguageModel | None, version: str, source: str) -> ProposerParts:
         prepared = None if draft is None else self.models.prepared(draft)
-        parts = (draft, version, self.sampler, prepared, self._recorder, self.target_cache, self.kept, source)
         settings = drafting_alone(self.settings) if self.alone and draft is not None else self.settings
-        return ProposerParts(settings, *parts)
+        return ProposerParts(
+            settings, draft, version, self.sampler, prepared, self._recorder, self.target_cache, self.kept, source
+        )
 
 
 @dataclass(frozen=True)
@@ -138,74 +144,68 @@ def build_parts(
     """
     keep_freed_memory()
     settings = fitted(settings, target.device)
-    check_pool(settings, drafts)
-    check_proposer(settings, drafts=drafts)
-    max_model_len = choose_model_len(settings, target)
-    check_servable(target, max_model_len)
-    usable = servable_drafts(drafts, target, max_model_len)
-    feature_ids = kept_states(settings, usable.values())
-    check_feature_ids(target, feature_ids)
-    page = page_tokens(settings.page_tokens, target.device)
-    attend, attention = choose_attention(settings.attention, [target, *usable.values()], page)
-    if settings.page_tokens is None and not is_ragged(attend):
-        page = 0
+    checked = check_models(target, drafts, settings)
     recorder = recorder or choose_recorder(settings, target)
     recorded = recorded_tokens(settings, recorder, controller)
-    # These may refuse too (another machine's profile, a kernel that does not run), so models are held after them.
-    costs = profiled_costs(settings, target, usable)
+    # The profile of another machine is refused here. Models are held after all such checks.
+    costs = profiled_costs(settings, target, checked.drafts)
     costs = None if costs is None else costs.recorded_in(recorded)
-    planner = controller or choose_controller(settings, costs, usable)
+    planner = controller or choose_controller(settings, costs, checked.drafts)
     held = HeldModels(pack_weights=settings.pack_weights, compile=settings.compile)
     with held.released_on_failure():  # a proposer may refuse its settings
-        held.hold(target, feature_ids)
-
-        def plan(beside: list[LanguageModel]) -> CachePlan:
-            """Plan caches after the packed weights, which take memory too. Each device has its own."""
-            near = [draft for draft in beside if draft.device == target.device]
-            found = plan_cache(settings, [target, *near], max_model_len, feature_ids, page)
-            check_elsewhere(found, [draft for draft in beside if draft.device != target.device])
-            return found
-
-        fitting = hold_fitting(usable, held, plan)
-        check_named(settings, fitting)
-        if len(fitting) < len(usable):
-            feature_ids = kept_states(settings, fitting.values())
-            held.prepared(target).hand_out(feature_ids)
-        models = [target, *fitting.values()]
-        cache = plan(models[1:])
+        models = hold_models(checked, held, settings)
+        cache = models.plan_cache(settings, list(models.drafts.values()))
         sampler = sampler or _make_sampler(settings, target)
-        pages, slots = cache.pages(), SlotCache(cache.slots, max_model_len, attend)
-        target_cache = slots if pages is None else PagedCache.of(slots, pages, target.device)
-        runner = ModelRunner(target, target_cache, held.prepared(target), recorder, feature_ids)
+        pages = cache.pages()
+        target_cache = _make_cache(models, cache, pages)
+        runner = ModelRunner(target, target_cache, held.prepared(target), recorder, models.feature_ids)
         alone = controller is not None or recorder is not None
         proposers = ProposerBuilder(settings, held, sampler, recorder, target_cache, alone)
         if proposer is None:
-            only = fitting.get(DRAFT)
-            proposer = proposers.build_pool(fitting) if is_pool(fitting) else proposers.build(only, version_of(only))
+            proposer = proposers.build_first(models.drafts)
         executor = ModelExecutor(target, runner, sampler, proposer, settings.micro_batches)
         executor.record_ahead(planner.speculation_length)
-        core = EngineCore(
-            executor,
-            SlotPool(cache.slots, max_model_len, cache.tokens, cache.block, None if recorder is None else NEAR, pages),
-            planner,
-            target,
-            prefill_chunk=settings.prefill_chunk,
-            prefix_reuse=settings.prefix_reuse,
-            prefill_pace=_choose_pace(settings),
-            verification=settings.verification,
-        )
+        near = None if recorder is None else NEAR
+        pool = SlotPool(cache.slots, models.max_model_len, cache.tokens, cache.block, near, pages)
+        core = _make_core(executor, pool, planner, target, settings)
     if not settings.is_exact:
         log.warning(LOSSY, settings.verification)
+    _log_models(models, cache, describe_passes(models.attention, held.prepared(target), recorder))
+    recorded = recorded if executor.records else UNRECORDED
+    return EngineParts(core, executor, held, proposers, cache, models.drafts, costs, recorded)
+
+
+def _make_cache(models: CheckedModels, plan: CachePlan, pages: Pages | None) -> SlotCache:
+    """Return the target's cache, in pages if there are any."""
+    slots = SlotCache(plan.slots, models.max_model_len, models.attend)
+    return slots if pages is None else PagedCache.of(slots, pages, models.target.device)
+
+
+def _make_core(
+    executor: ModelExecutor, pool: SlotPool, planner: LengthController, target: LanguageModel, settings: EngineConfig
+) -> EngineCore:
+    return EngineCore(
+        executor,
+        pool,
+        planner,
+        target,
+        prefill_chunk=settings.prefill_chunk,
+        prefix_reuse=settings.prefix_reuse,
+        prefill_pace=_choose_pace(settings),
+        verification=settings.verification,
+    )
+
+
+def _log_models(models: CheckedModels, cache: CachePlan, passes: str) -> None:
+    target = models.target
     log.info(
         "engine: %s on %s in %s, %s, %s",
         target.name,
         target.device,
         str(target.dtype).removeprefix("torch."),
-        cache.describe(models, feature_ids),
-        describe_passes(attention, held.prepared(target), recorder),
+        cache.describe([target, *models.drafts.values()], models.feature_ids),
+        passes,
     )
-    recorded = recorded if executor.records else UNRECORDED
-    return EngineParts(core, executor, held, proposers, cache, fitting, costs, recorded)
 
 
 def fitted(settings: EngineConfig, device: torch.device) -> EngineConfig:
@@ -249,21 +249,27 @@ def choose_controller(
     controller = make_controller(settings.controller, parts, settings.controller_options)
     if not is_pool(drafts) or settings.joins_drafts:
         return controller
-    own = settings.selection, list(drafts), settings.selection_options
-    free = free_sources(settings)
-    return with_selection(controller, *own, seed=settings.seed, expected=evaluated(drafts), free=free)
+    return with_selection(
+        controller,
+        settings.selection,
+        list(drafts),
+        settings.selection_options,
+        seed=settings.seed,
+        expected=evaluated(drafts),
+        free=free_sources(settings),
+    )
 
 
 def _rank_chances(drafts: Mapping[str, LanguageModel]) -> tuple[tuple[float, ...], ...]:
     """Return what the first draft with a record of it accepted by head and rank, empty without one."""
-    found = next((draft.rank_acceptance for draft in drafts.values() if draft.rank_acceptance), ())
-    if drafts and not found:
+    chances = next((draft.rank_acceptance for draft in drafts.values() if draft.rank_acceptance), ())
+    if drafts and not chances:
         names = ", ".join(draft.name for draft in drafts.values())
         log.warning(
             "tree=medusa: %s records no acceptance by rank (distill train measures it); typical figures order the tree",
             names,
         )
-    return found
+    return chances
 
 
 def _choose_pace(settings: EngineConfig) -> PrefillPace | None:

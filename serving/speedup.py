@@ -21,11 +21,11 @@ from distillspec.serving.engine import Engine
 
 @contextmanager
 def engine_decoders(draft: LanguageModel, target: LanguageModel, how: Decoding) -> Iterator[Decoders]:
-    """Yield an engine that drafts nothing, or `how.gamma` tokens in every step, and one with the defaults.
+    """Yield an engine that drafts nothing, or `how.speculation_length` tokens in every step, and one with the defaults.
 
     Nothing is compiled: that would begin in mid-measurement. Prompts are read again at each use.
     """
-    policy, gamma = how.policy, how.gamma
+    policy, gamma = how.policy, how.speculation_length
     defaults = EngineConfig(max_slots=how.batch, compile=False, prefix_reuse=False, seed=how.seed)
     params = SamplingParams(
         temperature=policy.temperature,

@@ -63,7 +63,7 @@ def prepare_held_out(
 
 def _place(config: DataConfig, policy: SamplingPolicy, target: LanguageModel, folder: DataFolder) -> Path:
     """Return the folder of the answers. A second target of the same prompts gets one of its own."""
-    first, own = folder.held_out(policy, config.max_new_tokens), asdict(target.identity)
-    if recorded_key(first).get("target", own) == own:
+    first, identity = folder.held_out(policy, config.max_new_tokens), asdict(target.identity)
+    if recorded_key(first).get("target", identity) == identity:
         return first
     return folder.held_out(policy, config.max_new_tokens, target.identity)

@@ -36,9 +36,9 @@ class NewTarget:
         return {"target": self.target.name, "target_change": {**asdict(self.change), "line": self.line}}
 
 
-def quick_with(copy: TargetCopy, evaluator: HeldOutEvaluator) -> Callable[[LanguageModel], dict[str, float]]:
+def quick_with(target_copy: TargetCopy, evaluator: HeldOutEvaluator) -> Callable[[LanguageModel], dict[str, float]]:
     """Return the evaluation of a draft during training: under the target as it is now, on the old one's answers."""
-    return lambda draft: replace(evaluator, states=TargetStates(copy.served)).quick(draft)
+    return lambda draft: replace(evaluator, states=TargetStates(target_copy.served)).quick(draft)
 
 
 def open_new_target(config: TrainCommand, folder: Path, data: DataFolder, evaluator: HeldOutEvaluator) -> NewTarget:

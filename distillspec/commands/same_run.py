@@ -52,7 +52,7 @@ def _is_settled(name: str, folder: Path) -> bool:
     if name == "data.max_minutes":
         return began or is_whole(text.samples)
     settled = [*(TEXT if began or text.has_prompts else ()), *(DRAFT if began else ())]
-    return name not in FREE and any(name == own or (own.endswith(".") and name.startswith(own)) for own in settled)
+    return name not in FREE and any(name == key or (key.endswith(".") and name.startswith(key)) for key in settled)
 
 
 def _has_moved(name: str, before: str, now: str) -> bool:

@@ -47,7 +47,6 @@ from distillspec.models.checkpoint import SERVED
 from distillspec.models.memory import moved_off_device
 from distillspec.models.target_copy import TargetCopy
 from distillspec.progress import progress
-from distillspec.training.chains import Unrolling
 from distillspec.training.checkpoint import has_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import listen_for_stop
@@ -61,7 +60,8 @@ from distillspec.training.processes import from_main
 from distillspec.training.state_store import StateStore, state_room
 from distillspec.training.strategies import make_accelerator, make_strategy
 from distillspec.training.tracking import Tracker, last_values
-from distillspec.training.trainer import TARGET, Trainer, TrainResult
+from distillspec.training.trainer import TARGET, RunHooks, RunModels, Trainer, TrainResult
+from distillspec.training.unrolling import Unrolling
 from distillspec.training.verdict import nothing_learned
 from distillspec.types import Sample
 
@@ -166,8 +166,8 @@ def train(
     draft = with_policy(with_trained_prompts(load_draft(folder / "initial", target), used), config, data)
     accelerator = make_accelerator(config, draft.head.weight.shape[1])
     choose_trainable(draft, config.draft.train_embeddings)
-    copy = TargetCopy(target, str(folder / TARGET)) if config.draft.train_target else None
-    module = _make_module(config, draft, copy).to(accelerator.device)
+    target_copy = TargetCopy(target, str(folder / TARGET)) if config.draft.train_target else None
+    module = _make_module(config, draft, target_copy).to(accelerator.device)
     strategy = make_strategy(config, accelerator, module)
     feed = _make_feed(config, module, target, samples, accelerator)
     refresh = _make_refresh(config, module, target, data, accelerator) if config.data.on_policy else None
@@ -175,22 +175,19 @@ def train(
     resuming = config.resume is not None and has_checkpoint(folder / "checkpoints")
     with listen_for_stop() as stop, progress("training") as line:
         tracker = Tracker(accelerator, config.tracker, folder)
+        reference = load_draft(config.loss.reference, target) if config.loss.reference else None
+        evaluate = evaluator.quick if target_copy is None else quick_with(target_copy, evaluator)
         reporter = TrainingReport(line, config, untrained.get("selection_alpha", 0.0))
         trainer = Trainer(
-            draft,
-            target,
+            RunModels(draft, target, reference, target_copy),
             module,
             strategy,
             feed,
             config,
             folder,
             tracker,
-            evaluate=evaluator.quick if copy is None else quick_with(copy, evaluator),
-            copy=copy,
-            refresh=refresh,
-            reference=load_draft(config.loss.reference, target) if config.loss.reference else None,
+            RunHooks(evaluate, refresh, reporter),
             stop=stop,
-            report=reporter,
             evaluation_s=untrained.get("evaluation_s", 0.0),
         )
         if resuming:
@@ -209,10 +206,10 @@ def train(
             tracker.close()
 
 
-def _make_module(config: TrainCommand, draft: LanguageModel, copy: TargetCopy | None) -> DistillModule:
-    """Return the module of the draft and its loss, with the target's `copy` if it trains too."""
-    if copy is not None:
-        return JointModule(draft, copy.trained, config.loss, config.train)
+def _make_module(config: TrainCommand, draft: LanguageModel, target_copy: TargetCopy | None) -> DistillModule:
+    """Return the module of the draft and its loss, with the target's copy if it trains too."""
+    if target_copy is not None:
+        return JointModule(draft, target_copy.trained, config.loss, config.train)
     return DistillModule(draft, config.loss, Unrolling.of(config.train))
 
 

@@ -42,8 +42,8 @@ def run(config: TrainStopCommand, folder: Path) -> None:
     head = StopHead(config.stop.reads, _state_size(draft), config.stop.width, draft.width)
     judging = samples[::JUDGING]
     learning = [sample for number, sample in enumerate(samples) if number % JUDGING]
-    found = {"learning": learning, "judging": judging}
-    examples = {part: _examples(config, head, draft, target, own, part) for part, own in found.items()}
+    parts = {"learning": learning, "judging": judging}
+    examples = {name: _examples(config, head, draft, target, part, name) for name, part in parts.items()}
     with progress(f"training on {len(examples['learning'])} tokens") as line:
         losses = train_stop(head, examples["learning"], config.stop.epochs, config.stop.learning_rate, config.seed)
         for epoch, loss in enumerate(losses, 1):
@@ -76,8 +76,8 @@ def _answers(config: TrainStopCommand, target: LanguageModel, path: Path) -> tup
     answers = [sample for sample in samples if sample.source == "teacher" and sample.response_ids]
     if len(answers) < 2:
         raise ConfigError(f"{data.root} has {len(answers)} answers of the target; name another run: stop.text=RUN")
-    own = any(run.data.root.resolve() == data.root.resolve() for run in runs)
-    return in_prompt_order(answers, data.read_prompts().train)[: config.stop.answers], own
+    trained_on_them = any(run.data.root.resolve() == data.root.resolve() for run in runs)
+    return in_prompt_order(answers, data.read_prompts().train)[: config.stop.answers], trained_on_them
 
 
 def _state_size(draft: LanguageModel) -> int:

@@ -94,8 +94,8 @@ def target_texts(config: DataConfig, target: LanguageModel, folder: DataFolder, 
     """
     if config.cache is not None and folder.samples.is_dir():  # an on-policy run leaves no samples
         recorded = read_checked(folder.samples, target, f"data.cache={config.cache}")
-        if own := _of_target(recorded):
-            return in_prompt_order(own, folder.read_prompts().train)
+        if answers := _of_target(recorded):
+            return in_prompt_order(answers, folder.read_prompts().train)
     return answered_training_prompts(config, target, folder, seed)
 
 
@@ -107,8 +107,8 @@ def texts_of_run(
     Args:
         samples: those to train on, none of an on-policy run.
     """
-    if own := _of_target(samples):
-        return own
+    if answers := _of_target(samples):
+        return answers
     if config.source == "fixed":  # others' text: the target's own is added
         return samples + answered_training_prompts(config, target, folder, seed)
     return target_texts(config, target, folder, seed)

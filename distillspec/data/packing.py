@@ -134,7 +134,9 @@ def joined_writer_logprobs(samples: Sequence[Sample]) -> Tensor | None:
     if all(logprobs is None for logprobs in known):
         return None
     unknown = (torch.full((len(s.response_ids),), torch.nan) for s in samples)
-    return torch.cat([gap if own is None else own.float() for own, gap in zip(known, unknown, strict=True)])
+    return torch.cat(
+        [gap if logprobs is None else logprobs.float() for logprobs, gap in zip(known, unknown, strict=True)]
+    )
 
 
 def joined_draws(signals: Sequence[TeacherSignal]) -> tuple[Tensor, Tensor] | tuple[None, None]:
@@ -144,12 +146,12 @@ def joined_draws(signals: Sequence[TeacherSignal]) -> tuple[Tensor, Tensor] | tu
         return None, None
     ids, logprobs = [], []
     for signal in signals:
-        own = (
+        draws = (
             (torch.empty(len(signal), 0, dtype=torch.int32), torch.empty(len(signal), 0))
             if signal.tail_ids is None or signal.tail_logprobs is None
             else (signal.tail_ids, signal.tail_logprobs.float())
         )
-        missing = (0, most - own[0].shape[1])
-        ids.append(pad(own[0], missing, value=-1))
-        logprobs.append(pad(own[1], missing))
+        missing = (0, most - draws[0].shape[1])
+        ids.append(pad(draws[0], missing, value=-1))
+        logprobs.append(pad(draws[1], missing))
     return torch.cat(ids), torch.cat(logprobs)

@@ -27,7 +27,11 @@ class ScoringWriter:
         *,
         at_flush: bool = False,
     ) -> None:
-        self.writer, self.target, self.signal, self.seed, self.batch_size = writer, target, signal, seed, batch_size
+        self.writer = writer
+        self.target = target
+        self.signal = signal
+        self.seed = seed
+        self.batch_size = batch_size
         self.at_flush = at_flush
         self.waiting: list[Sample] = []
 
@@ -46,6 +50,6 @@ class ScoringWriter:
 
     def _score_waiting(self) -> None:
         while self.waiting:
-            some, self.waiting = self.waiting[: self.batch_size], self.waiting[self.batch_size :]
-            for sample in score(some, self.target, self.signal, self.seed):
+            batch, self.waiting = self.waiting[: self.batch_size], self.waiting[self.batch_size :]
+            for sample in score(batch, self.target, self.signal, self.seed):
                 self.writer.add(sample)

@@ -96,12 +96,12 @@ def pack(samples: Sequence[Mapping[str, Tensor]]) -> Columns:
         raise SchemaError(f"column {unknown[0]} is not in the shard schema; declare it in shard_schema.COLUMNS")
     packed: Columns = {}
     for column in COLUMNS:
-        own = _of_all(column, samples)
-        if own is None:
+        rows = _of_all(column, samples)
+        if rows is None:
             continue
-        packed[column.name] = _join(column, own)
+        packed[column.name] = _join(column, rows)
         if column.offsets is not None:
-            offsets = _offsets([len(values) for values in own])
+            offsets = _offsets([len(values) for values in rows])
             if not torch.equal(packed.setdefault(column.offsets, offsets), offsets):
                 raise SchemaError(f"column {column.name} has not as many rows as the others along {column.offsets}")
     check(packed)
@@ -154,9 +154,9 @@ def _known(columns: Mapping[str, Tensor], offsets: str) -> Tensor:
 
 def _of_all(column: Column, samples: Sequence[Mapping[str, Tensor]]) -> list[Tensor] | None:
     """Return the column of every sample. Gaps get the fill value. None: the shard leaves the column out."""
-    own = [sample.get(column.name) for sample in samples]
-    present = [values for values in own if values is not None]
-    if len(present) == len(own):
+    of_samples = [sample.get(column.name) for sample in samples]
+    present = [values for values in of_samples if values is not None]
+    if len(present) == len(of_samples):
         return present
     if not present or column.fill is None:
         if column.required:
@@ -164,7 +164,7 @@ def _of_all(column: Column, samples: Sequence[Mapping[str, Tensor]]) -> list[Ten
         return None
     lengths = [len(sample["response_tokens"]) for sample in samples]
     gaps = (torch.full((n, *present[0].shape[1:]), column.fill, dtype=present[0].dtype) for n in lengths)
-    return [gap if values is None else values for values, gap in zip(own, gaps, strict=True)]
+    return [gap if values is None else values for values, gap in zip(of_samples, gaps, strict=True)]
 
 
 def _join(column: Column, values: list[Tensor]) -> Tensor:

@@ -184,13 +184,13 @@ def _save(samples: list[Sample], path: Path) -> None:
     whole = len(signals) == len(samples)
     columns = [_columns(sample) for sample in samples]
     if whole:
-        for own, signal in zip(columns, _aligned(signals), strict=True):
-            own |= signal
+        for sample_columns, signal in zip(columns, _aligned(signals), strict=True):
+            sample_columns |= signal
     common: dict[str, Any] = {"signal_kind": signals[0].kind} if whole else {}
     states, shared = state_columns([sample.states for sample in samples])
     common |= shared
-    for own, features in zip(columns, states, strict=True):
-        own |= features
+    for sample_columns, features in zip(columns, states, strict=True):
+        sample_columns |= features
     records = [{"prompt_id": s.prompt_id, "domain": s.domain, "source": s.source} for s in samples]
     write_shard(path, columns, ShardMetadata(records, common))
 
@@ -214,8 +214,8 @@ def _aligned(signals: list[Signal]) -> list[Columns]:
     if tail_ids is not None and tail_logprobs is not None:
         lengths = [len(signal) for signal in signals]
         draws = zip(tail_ids.int().split(lengths), tail_logprobs.half().split(lengths), strict=True)
-        for own, (ids, logprobs) in zip(columns, draws, strict=True):
-            own |= {"tail_ids": ids, "tail_logprobs": logprobs}
+        for signal_of_sample, (ids, logprobs) in zip(columns, draws, strict=True):
+            signal_of_sample |= {"tail_ids": ids, "tail_logprobs": logprobs}
     return columns
 
 
@@ -226,17 +226,17 @@ def _load(path: Path, states: bool) -> list[Sample]:
         raise ConfigError(f"{path.parent}: {refused}") from refused
     return [
         Sample(
-            prompt_id=own["prompt_id"],
-            domain=own["domain"],
+            prompt_id=record["prompt_id"],
+            domain=record["domain"],
             prompt_ids=_ids(columns["prompt_tokens"]),
             response_ids=_ids(columns["response_tokens"]),
             signal=signal_of(columns, metadata.common),
-            source=own["source"],
+            source=record["source"],
             finished=bool(columns["finished"]),
             writer_logprobs=columns.get("writer_logprobs"),
             states=states_of(columns, metadata.common) if states else None,
         )
-        for columns, own in zip(samples, metadata.samples, strict=True)
+        for columns, record in zip(samples, metadata.samples, strict=True)
     ]
 
 

@@ -61,22 +61,22 @@ def strange_text(samples: Sequence[Sample], target: LanguageModel, policy: Sampl
     passes round differently. Of greedy text, which has neither surprise nor entropy, they tell alone.
     """
     excess = list[Tensor]()
-    for sample in [own for own in samples if own.response_ids][:READ]:
+    for sample in [sample for sample in samples if sample.response_ids][:READ]:
         for logits, ids in zip(
             response_logits(sample, target), torch.tensor(sample.response_ids).split(SCORED_ROWS), strict=True
         ):
             probs = policy_probs(target.full_width(logits).float(), policy).cpu()
-            own = probs.gather(1, ids[:, None])[:, 0]
-            excess.append(-own.log() - torch.special.entr(probs).sum(1))  # infinite where ruled out
+            of_text = probs.gather(1, ids[:, None])[:, 0]
+            excess.append(-of_text.log() - torch.special.entr(probs).sum(1))  # infinite where ruled out
     every = torch.cat(excess) if excess else torch.zeros(0)
     if len(every) < FEWEST:
         return None
-    found = every[every.isfinite()]
-    ruled_out = 1 - len(found) / len(every)
+    finite = every[every.isfinite()]
+    ruled_out = 1 - len(finite) / len(every)
     if ruled_out > RULED_OUT:
         return f"{target.name} would never write {ruled_out:.0%} of these tokens under the policy"
-    least = float(found.mean() - 4 * found.std() / len(found) ** 0.5)
-    return f"the text is {float(found.mean()):.2f} nats a token off {target.name}'s own" if least > UNLIKELY else None
+    least = float(finite.mean() - 4 * finite.std() / len(finite) ** 0.5)
+    return f"the text is {float(finite.mean()):.2f} nats a token off {target.name}'s own" if least > UNLIKELY else None
 
 
 @torch.no_grad()

@@ -134,9 +134,9 @@ def evaluate(
     samples = _first_prompts([sample for sample in samples if sample.response_ids], max_prompts)
     if not samples:
         raise ConfigError("there is nothing to evaluate: no held-out prompt has a response")
-    gamma = config.speculation_length if max_prompts is None else min(config.speculation_length, DEFAULT_GAMMA)
+    length = config.speculation_length if max_prompts is None else min(config.speculation_length, DEFAULT_GAMMA)
     with deployed(draft, target) as model:
-        prompts = _sum_by_prompt(model, target, samples, policy, gamma, on_sample, states or TargetStates(target))
+        prompts = _sum_by_prompt(model, target, samples, policy, length, on_sample, states or TargetStates(target))
         result = _summarise(draft.name, policy, prompts, config.bootstrap_samples, seed)
         result = replace(result, cut=cut_share(samples), kind=draft.kind)
         if max_prompts is None:
@@ -177,18 +177,20 @@ def _sum_by_prompt(
     target: LanguageModel,
     samples: Sequence[Sample],
     policy: SamplingPolicy,
-    longest: int,
+    speculation_length: int,
     on_sample: Callable[[int, int], None] | None,
     states: TargetStates,
 ) -> list[PromptSums]:
     sums: dict[str, PromptSums] = {}
     for done, sample in enumerate(samples, start=1):
-        positions = measure_positions(draft, target, sample, policy, states=states, depths=longest)
-        counts = count_blocks(positions, sample.finished, longest)
+        positions = measure_positions(
+            draft, target, sample, policy, states=states, speculation_length=speculation_length
+        )
+        counts = count_blocks(positions, sample.finished, speculation_length)
         sums_here = [getattr(positions, name).sum() for name in PER_POSITION]
         values = torch.stack([*sums_here, *(each.alpha.sum() for each in positions.deeper)])
-        own = values.numpy(), counts.tokens.numpy(), counts.blocks.numpy(), _rank_sums(positions)
-        new = PromptSums(sample.domain, len(positions), *own)
+        arrays = values.numpy(), counts.tokens.numpy(), counts.blocks.numpy(), _rank_sums(positions)
+        new = PromptSums(sample.domain, len(positions), *arrays)
         sums[sample.prompt_id] = sums[sample.prompt_id] + new if sample.prompt_id in sums else new
         if on_sample is not None:
             on_sample(done, len(samples))
@@ -197,8 +199,8 @@ def _sum_by_prompt(
 
 def _rank_sums(positions: Positions) -> NDArray[np.float64]:
     """Return the sums of p by drafted position and rank `[positions, ranks]`, empty where there are no heads."""
-    found = [each.by_rank.sum(0).numpy() for each in (positions, *positions.deeper) if each.by_rank is not None]
-    return np.stack(found) if found else np.zeros((0, 0))
+    sums = [each.by_rank.sum(0).numpy() for each in (positions, *positions.deeper) if each.by_rank is not None]
+    return np.stack(sums) if sums else np.zeros((0, 0))
 
 
 def _summarise(

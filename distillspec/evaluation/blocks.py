@@ -50,18 +50,19 @@ class BlockCounts:
     blocks: Tensor
 
 
-def count_blocks(positions: Positions, finished: bool, longest: int) -> BlockCounts:
+def count_blocks(positions: Positions, finished: bool, speculation_length: int) -> BlockCounts:
     """Return the expected blocks and tokens that speculative decoding spends on this response (see the module).
 
     Args:
         finished: the response ended by itself, not at a length limit.
     """
     length = len(positions)
-    depths = [positions.at(depth) for depth in range(longest)]
+    depths = [positions.at(depth) for depth in range(speculation_length)]
     reached = _reached(_along([each.accepted for each in depths]))
     survival = reached[:, :-1] * _along([each.continuing for each in depths])
-    tokens, blocks = torch.zeros(longest, dtype=torch.float64), torch.zeros(longest, dtype=torch.float64)
-    for gamma in range(1, longest + 1):
+    tokens = torch.zeros(speculation_length, dtype=torch.float64)
+    blocks = torch.zeros(speculation_length, dtype=torch.float64)
+    for gamma in range(1, speculation_length + 1):
         starts = _start_probabilities(reached, gamma)
         counted = length if finished else max(length - gamma, 1)
         starts = starts[:counted]

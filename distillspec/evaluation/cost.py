@@ -123,37 +123,39 @@ def measure_costs(
     draft: LanguageModel,
     target: LanguageModel,
     batches: Sequence[int],
-    longest: int,
+    speculation_length: int,
     *,
     context_tokens: int = CONTEXT_TOKENS,
     rounds: int = ROUNDS,
 ) -> dict[int, StepCost]:
     """Time both models at every batch size. Tokens are random, since their values do not change the time."""
-    return {batch: _measure_batch(draft, target, batch, longest, context_tokens, rounds) for batch in batches}
+    return {
+        batch: _measure_batch(draft, target, batch, speculation_length, context_tokens, rounds) for batch in batches
+    }
 
 
 def _measure_batch(
-    draft: LanguageModel, target: LanguageModel, batch: int, longest: int, context_tokens: int, rounds: int
+    draft: LanguageModel, target: LanguageModel, batch: int, speculation_length: int, context_tokens: int, rounds: int
 ) -> StepCost:
-    shape = (batch, context_tokens + longest + 1)
+    shape = (batch, context_tokens + speculation_length + 1)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(target.identity.vocab_size, shape, generator=generator).to(target.device)
     reader, drafter = CachedModel(target), CachedModel(draft)
     for cached in (reader, drafter):
         cached.extend(ids[:, :context_tokens])
     ids = ids[:, context_tokens:]
-    most = min(longest, draft.most_positions or longest)
-    block = torch.cat([ids[:, :1], -torch.arange(1, most, device=ids.device).expand(len(ids), -1)], 1)
+    positions = min(speculation_length, draft.most_positions or speculation_length)
+    block = torch.cat([ids[:, :1], -torch.arange(1, positions, device=ids.device).expand(len(ids), -1)], 1)
 
     def seconds(side: str, k: int) -> float:
         read = {VERIFY: ids[:, : k + 1], LOOP: block[:, :k]}.get(side, ids[:, :1])
         return time_step(drafter if side in (DRAFT, LOOP) else reader, read)
 
-    return paired_cost(batch, seconds, longest, rounds, loops=draft.drafts_block)
+    return paired_cost(batch, seconds, speculation_length, rounds, loops=draft.drafts_block)
 
 
 def paired_cost(
-    batch: int, seconds: Callable[[str, int], float], longest: int, rounds: int = ROUNDS, *, loops: bool
+    batch: int, seconds: Callable[[str, int], float], speculation_length: int, rounds: int = ROUNDS, *, loops: bool
 ) -> StepCost:
     """Time the sides in turn. Each verification and draft step has a plain step beside it.
 
@@ -165,15 +167,15 @@ def paired_cost(
         loops: time `LOOP` too. Else k tokens cost k draft steps.
     """
     sides = (DRAFT, PLAIN, VERIFY, LOOP) if loops else (DRAFT, PLAIN, VERIFY)
-    found: dict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in range(longest)])
+    seconds_of: dict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in range(speculation_length)])
     for round_ in range(WARMUP_ROUNDS + rounds):
         turn = 1 if round_ % 2 else -1
-        for k in range(1, longest + 1)[::turn]:
+        for k in range(1, speculation_length + 1)[::turn]:
             for side in sides[::turn]:
                 took = seconds(side, k)
                 if round_ >= WARMUP_ROUNDS:
-                    found[side][k - 1].append(took)
-    times = {side: np.array(values) for side, values in found.items()}  # [γ, rounds] each
+                    seconds_of[side][k - 1].append(took)
+    times = {side: np.array(values) for side, values in seconds_of.items()}  # [γ, rounds] each
     c, beta = np.median(times[DRAFT] / times[PLAIN], axis=0), times[VERIFY] / times[PLAIN]
     steps = np.maximum.accumulate(np.median(times[LOOP], axis=1) / np.median(times[DRAFT])) if loops else np.array([])
     return StepCost(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from distillspec.errors import ConfigError
 from distillspec.evaluation.bootstrap import median_interval
 from distillspec.evaluation.cost import timed
 from distillspec.evaluation.reference import ReferenceOutput, plain_generate, speculative_generate
-from distillspec.evaluation.turns import in_turn
 from distillspec.models.language_model import LanguageModel
 from distillspec.types import Interval, SamplingPolicy
 
@@ -20,7 +19,7 @@ from distillspec.types import Interval, SamplingPolicy
 class MeasuredSpeedup:
     """Speeds with reading the prompts. Ratios are medians over prompts, or groups of them, of paired tokens/s."""
 
-    gamma: int
+    gamma: int  # the speculation length
     plain_tokens_per_s: float
     speculative_tokens_per_s: float
     ratio: Interval  # `mean` holds the median
@@ -45,6 +44,7 @@ class Run(NamedTuple):
         return self.tokens / self.seconds
 
 
+T = TypeVar("T")
 Prompt = Sequence[int]  # token ids
 Decode = Callable[[Sequence[Prompt]], Run]
 
@@ -61,10 +61,10 @@ class Decoders(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """Settings that all ways to decode share. `gamma` tokens are drafted, and at most `batch` prompts run at a time."""
+    """Settings that all ways to decode share. At most `batch` prompts run at a time."""
 
     policy: SamplingPolicy
-    gamma: int
+    speculation_length: int
     max_new_tokens: int
     seed: int
     batch: int
@@ -81,7 +81,7 @@ class MakeDecoders(Protocol):
 @contextmanager
 def reference_decoders(draft: LanguageModel, target: LanguageModel, how: Decoding) -> Iterator[Decoders]:
     """Yield the reference decoder, which decodes one prompt at a time by drafts that read tokens alone."""
-    policy, gamma, max_new_tokens, seed, batch = how
+    policy, length, max_new_tokens, seed, batch = how
     assert batch == 1
 
     def plain(prompts: Sequence[Prompt]) -> Run:
@@ -90,7 +90,7 @@ def reference_decoders(draft: LanguageModel, target: LanguageModel, how: Decodin
 
     def speculative(prompts: Sequence[Prompt]) -> Run:
         (ids,) = prompts
-        return _run(lambda: speculative_generate(draft, target, ids, policy, gamma, max_new_tokens, seed=seed), target)
+        return _run(lambda: speculative_generate(draft, target, ids, policy, length, max_new_tokens, seed=seed), target)
 
     yield Decoders(plain, speculative)
 
@@ -100,7 +100,7 @@ def measure_speedup(
     target: LanguageModel,
     groups: Sequence[Sequence[Prompt]],
     policy: SamplingPolicy,
-    gamma: int,
+    speculation_length: int,
     max_new_tokens: int,
     *,
     bootstrap_samples: int = 1000,
@@ -117,7 +117,7 @@ def measure_speedup(
     """
     if not groups:
         raise ConfigError("the measured speed-up needs at least one prompt; raise evaluation.speedup_prompts")
-    how = Decoding(policy, gamma, max_new_tokens, seed, max(map(len, groups)))
+    how = Decoding(policy, speculation_length, max_new_tokens, seed, max(map(len, groups)))
     with decoders(draft, target, how) as found:
         found.speculative(groups[0])  # the first call pays for start-up work of both models
         ways = [way for way in found if way is not None]
@@ -134,7 +134,7 @@ def measure_speedup(
         return median_interval(paired, bootstrap_samples, seed)
 
     return MeasuredSpeedup(
-        gamma,
+        speculation_length,
         _overall(plain),
         _overall(fast),
         ratio(fast),
@@ -152,6 +152,13 @@ def grouped(prompts: Sequence[Prompt], batch: int, most: int) -> list[Sequence[P
     """
     whole = [prompts[start : start + batch] for start in range(0, len(prompts) - batch + 1, batch)]
     return (whole or [prompts])[:most] if prompts else []
+
+
+def in_turn(sides: Iterable[T], round_: int) -> list[T]:
+    """Return the sides of a round. Each round begins with another one: the machine's speed changes within it."""
+    order = list(sides)
+    first = round_ % len(order)
+    return order[first:] + order[:first]
 
 
 DECODERS: dict[str, MakeDecoders] = {"reference": reference_decoders}  # `distillspec.cli` adds the engine

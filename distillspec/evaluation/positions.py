@@ -51,7 +51,7 @@ def measure_positions(
     *,
     chunk_positions: int = CHUNK_POSITIONS,
     states: TargetStates | None = None,
-    depths: int = 1,
+    speculation_length: int = 1,
 ) -> Positions:
     """Run both models over the sample and compare them at its response positions.
 
@@ -60,7 +60,7 @@ def measure_positions(
 
     Args:
         states: the target's hidden states, so that it need not run again.
-        depths: drafted positions to compare. Drafts that read tokens alone have the same q at all of them.
+        speculation_length: drafted positions to compare. Drafts that read tokens alone have the same q at all of them.
 
     Raises:
         NonFiniteLogits: a model's logits at some position define no distribution.
@@ -69,22 +69,22 @@ def measure_positions(
         empty = torch.empty(0, dtype=torch.float64)
         return Positions(empty, empty, empty, empty, empty, empty)
     states = states or TargetStates(target)
-    drafted = drafted_hidden(draft, sample, states, depths)
+    drafted = drafted_hidden(draft, sample, states, speculation_length)
     target_hidden = states.hidden(sample)  # behind `features`, which reads them too
     labels = torch.tensor(sample.response_ids, device=target.device)
     stop_columns, ranks = _stop_columns(draft, target.stop_ids), 0 if draft.attends else RANKS
-    found: list[list[tuple[Tensor, ...]]] = [[] for _ in drafted]
+    pieces_by_depth: list[list[tuple[Tensor, ...]]] = [[] for _ in drafted]
     for start in range(0, len(labels), chunk_positions):
         rows = slice(start, start + chunk_positions)
         target_probs = policy_probs(target_logits := target.head.logits(target_hidden[rows]), policy)
         best = target_logits.argmax(-1)
-        for pieces, hidden in zip(found, drafted, strict=True):
+        for pieces, hidden in zip(pieces_by_depth, drafted, strict=True):
             draft_logits = draft.head.logits(hidden[rows])
             pieces.append(_compare(draft, target_probs, best, draft_logits, labels[rows], stop_columns, policy, ranks))
-    by_depth = [_joined(pieces) for pieces in found]
+    by_depth = [_joined(pieces) for pieces in pieces_by_depth]
     if draft.state_input is not None:  # a draft accepts nothing at positions that it cannot draft
         none = torch.zeros(len(labels), dtype=torch.float64)
-        by_depth += [Positions(none, none, none, none, none, none)] * (depths - len(by_depth))
+        by_depth += [Positions(none, none, none, none, none, none)] * (speculation_length - len(by_depth))
     return replace(by_depth[0], deeper=tuple(by_depth[1:]))
 
 

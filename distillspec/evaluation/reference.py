@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from distillspec.evaluation.cached import CachedModel
-from distillspec.evaluation.verification import BlockVerdict, verify_block, verify_greedy
+from distillspec.evaluation.verification import ChainVerdict, verify_chain, verify_greedy
 from distillspec.models.language_model import LanguageModel
 from distillspec.sampling import bad_row, check_logits, draw, policy_probs
 from distillspec.types import SamplingPolicy
@@ -24,7 +24,7 @@ class ReferenceOutput:
 
     token_ids: tuple[int, ...]  # the response, its stop token included
     finished: bool  # ended by a stop token, not at the length limit
-    gamma: int
+    speculation_length: int
     proposed_per_step: tuple[int, ...]
     accepted_per_step: tuple[int, ...]
 
@@ -44,7 +44,7 @@ class ReferenceOutput:
     @property
     def accepted_per_position(self) -> tuple[int, ...]:
         """Return the number of steps in which proposal 1, 2, … γ was accepted."""
-        return tuple(sum(n > i for n in self.accepted_per_step) for i in range(self.gamma))
+        return tuple(sum(n > i for n in self.accepted_per_step) for i in range(self.speculation_length))
 
     @property
     def block_efficiency(self) -> float:
@@ -167,7 +167,7 @@ def _propose(
     return proposal
 
 
-def _verify(logits: Tensor, proposal: Proposal, policy: SamplingPolicy, streams: Streams) -> BlockVerdict:
+def _verify(logits: Tensor, proposal: Proposal, policy: SamplingPolicy, streams: Streams) -> ChainVerdict:
     """Accept or reject k proposals by the target's `logits [k + 1, V]`."""
     check_logits(logits, "target")
     drafted = torch.tensor(proposal.tokens, dtype=torch.int64, device=logits.device)
@@ -177,7 +177,7 @@ def _verify(logits: Tensor, proposal: Proposal, policy: SamplingPolicy, streams:
     draft_probs = torch.stack(proposal.probs) if proposal.probs else target_probs[:0]
     accept_uniforms = _uniforms(streams.accept, drafted.shape, logits)
     next_uniforms = _uniforms(streams.residual, (), logits)
-    return verify_block(target_probs, draft_probs, drafted, accept_uniforms, next_uniforms)
+    return verify_chain(target_probs, draft_probs, drafted, accept_uniforms, next_uniforms)
 
 
 def _read(cached: CachedModel, tokens: list[int], last: int) -> Tensor:

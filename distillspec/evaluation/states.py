@@ -105,8 +105,10 @@ def response_hidden(model: LanguageModel, sample: Sample) -> Tensor:
 
 
 @torch.no_grad()
-def drafted_hidden(draft: LanguageModel, sample: Sample, states: TargetStates | None, depths: int) -> list[Tensor]:
-    """Return `response_hidden` of a draft at each drafted position up to `depths`: what its head reads there.
+def drafted_hidden(
+    draft: LanguageModel, sample: Sample, states: TargetStates | None, speculation_length: int
+) -> list[Tensor]:
+    """Return `response_hidden` of a draft at each of `speculation_length` drafted positions: what its head reads there.
 
     Drafts that read tokens alone have the same at all of them: one is returned, and they need no `states`. Positions
     that a draft cannot draft are left out.
@@ -115,8 +117,9 @@ def drafted_hidden(draft: LanguageModel, sample: Sample, states: TargetStates | 
         return [response_hidden(draft, sample)]
     assert states is not None, "a draft that reads states needs the target's"
     ids, places = _read(draft, sample)
-    features, depths = states.features(sample, draft.state_ids), min(depths, draft.most_positions or depths)
-    return unrolled(draft, ids, places, features, [places[0, len(sample.prompt_ids) - 1 :]] * depths)
+    features = states.features(sample, draft.state_ids)
+    positions = min(speculation_length, draft.most_positions or speculation_length)
+    return unrolled(draft, ids, places, features, [places[0, len(sample.prompt_ids) - 1 :]] * positions)
 
 
 def _read(model: LanguageModel, sample: Sample) -> tuple[Tensor, Tensor]:

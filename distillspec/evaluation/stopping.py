@@ -22,7 +22,7 @@ class StopQuality:
     """Quality of predictions of what is accepted, on places that did not teach them.
 
     error: mean squared error of the prediction. `by_best`: of the draft's best probability in its place. `by_mean`: of
-        the mean acceptance, which tells places not apart.
+        the mean acceptance, which is the same at all places.
     calibration: mean distance of prediction and acceptance over tenths of [0, 1], by places.
     """
 
@@ -41,18 +41,20 @@ def stop_examples(
     states: TargetStates,
     samples: Sequence[Sample],
     policy: SamplingPolicy,
-    depths: int,
+    speculation_length: int,
     on_sample: Callable[[int], None],
 ) -> StopExamples:
-    """Return the examples of all response tokens, as each of the first `depths` drafted positions.
+    """Return the examples of all response tokens, as each of the first `speculation_length` drafted positions.
 
     Args:
         on_sample: called with the number of samples that are read.
     """
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     for done, sample in enumerate(samples, 1):
-        positions = measure_positions(draft, states.target, sample, policy, states=states, depths=depths)
-        for depth, hidden in enumerate(drafted_hidden(draft, sample, states, depths)):
+        positions = measure_positions(
+            draft, states.target, sample, policy, states=states, speculation_length=speculation_length
+        )
+        for depth, hidden in enumerate(drafted_hidden(draft, sample, states, speculation_length)):
             logits = draft.head.logits(hidden)
             best = torch.softmax(logits.float(), -1).amax(-1)
             found.append((head.inputs(hidden, logits).cpu(), best.cpu(), positions.at(depth).alpha.float()))

@@ -15,20 +15,20 @@ from distillspec.rejection_sampling import accepts, residual_probs
 from distillspec.sampling import draw
 
 
-class BlockVerdict(NamedTuple):
+class ChainVerdict(NamedTuple):
     """Number of accepted proposals and the token that follows them, `[...]` int64 each."""
 
     accepted: Tensor
     next_token: Tensor
 
 
-def verify_block(
+def verify_chain(
     target_probs: Tensor,
     draft_probs: Tensor,
     draft_tokens: Tensor,
     accept_uniforms: Tensor,
     next_uniforms: Tensor,
-) -> BlockVerdict:
+) -> ChainVerdict:
     """Accept x with probability min(1, p(x) / q(x)). At the first rejection draw from norm(max(0, p − q)).
 
     When all k are accepted, the next token (the bonus) is drawn from p. The result is distributed exactly as k + 1
@@ -46,7 +46,7 @@ def verify_block(
     p = target_probs[..., :proposals, :].gather(-1, ids).squeeze(-1)
     q = draft_probs.gather(-1, ids).squeeze(-1)
     accepted = accepts(p, q, accept_uniforms).long().cumprod(-1).sum(-1)
-    return BlockVerdict(accepted, draw(next_probs(target_probs, draft_probs, accepted), next_uniforms))
+    return ChainVerdict(accepted, draw(next_probs(target_probs, draft_probs, accepted), next_uniforms))
 
 
 def next_probs(target_probs: Tensor, draft_probs: Tensor, accepted: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def next_probs(target_probs: Tensor, draft_probs: Tensor, accepted: Tensor) -> T
     return residual_probs(p, q)
 
 
-def verify_greedy(target_choices: Tensor, draft_tokens: Tensor) -> BlockVerdict:
+def verify_greedy(target_choices: Tensor, draft_tokens: Tensor) -> ChainVerdict:
     """Verify at temperature 0: proposals are accepted while they equal the target's argmax.
 
     Args:
@@ -67,7 +67,7 @@ def verify_greedy(target_choices: Tensor, draft_tokens: Tensor) -> BlockVerdict:
     """
     proposals = draft_tokens.shape[-1]
     accepted = (target_choices[..., :proposals] == draft_tokens).long().cumprod(-1).sum(-1)
-    return BlockVerdict(accepted, target_choices.gather(-1, accepted.unsqueeze(-1)).squeeze(-1))
+    return ChainVerdict(accepted, target_choices.gather(-1, accepted.unsqueeze(-1)).squeeze(-1))
 
 
 def row_of(rows: Tensor, index: Tensor) -> Tensor:

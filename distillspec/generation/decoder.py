@@ -10,10 +10,10 @@ from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
 from distillspec.models.few_queries import attention_on
-from distillspec.models.few_rows import FewRows
-from distillspec.models.few_tokens import FewTokens
 from distillspec.models.flat_view import FlatView, RowGroup
 from distillspec.models.language_model import LanguageModel
+from distillspec.models.native_layers import NativeLayers
+from distillspec.models.native_rows import NativeRows
 from distillspec.models.packed_linear import PackedLinears
 from distillspec.models.slot_cache import SlotCache, SlotView
 
@@ -25,7 +25,7 @@ class SlotDecoder:
 
     Args:
         packs: the model's weights, for the head.
-        few: its layers, for steps that they take, and for prompts if they take all.
+        native: its layers, for steps that they take, and for prompts if they take all.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class SlotDecoder:
         slots: int,
         max_len: int,
         packs: PackedLinears | None = None,
-        few: FewTokens | None = None,
+        native: NativeLayers | None = None,
     ) -> None:
-        self.model, self.few = model, few
+        self.model, self.native = model, native
         self.linear = linear if packs is None else packs.linear
         self.cache = SlotCache(slots, max_len, attention_on(model.device))
         self.lengths = torch.zeros(slots, dtype=torch.int64)
@@ -45,8 +45,8 @@ class SlotDecoder:
         """Read whole prompts into slots `rows`. Return the logits after each prompt's last token, `[len(rows), V]`."""
         counts = [len(prompt) for prompt in prompts]
         self.lengths[list(rows)] = torch.tensor(counts)
-        if self.few is not None and self.few.takes_all_chains:
-            return self._logits(self._read_by(self.few, rows, prompts))
+        if self.native is not None and self.native.takes_all_chains:
+            return self._logits(self._read_by(self.native, rows, prompts))
         device = self.model.device
         tokens = pad_sequence([torch.tensor(p, dtype=torch.int64) for p in prompts], batch_first=True).to(device)
         count = torch.tensor(counts, device=device)
@@ -55,17 +55,17 @@ class SlotDecoder:
         hidden = self.model.hidden(tokens, view.positions, fed, slot_view=view)
         return self._logits(hidden[torch.arange(len(prompts), device=device), count - 1])
 
-    def _read_by(self, few: FewTokens, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Read prompts in passes of as many tokens as `few` takes. Return the last states `[len(rows), D]`."""
+    def _read_by(self, native: NativeLayers, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Read prompts in passes of as many tokens as `native` takes. Return the last states `[len(rows), D]`."""
         counts = torch.tensor([len(prompt) for prompt in prompts])
-        parts = list(FewRows.slices(few.most, [()] * len(rows), rows, [0] * len(rows), counts.tolist()))
+        parts = list(NativeRows.slices(native.most, [()] * len(rows), rows, [0] * len(rows), counts.tolist()))
         tokens = torch.tensor([token for prompt in prompts for token in prompt])
         sizes, last = [part.total for part in parts], counts.cumsum(0) - 1
         places = torch.cat([torch.arange(len(prompt)) for prompt in prompts])
         fed = self._fed(torch.tensor(rows).repeat_interleave(counts), places)
         beside: Sequence[Tensor | None] = [None] * len(sizes) if fed is None else fed.split(sizes)
         each = zip(parts, tokens.split(sizes), beside, strict=True)
-        read = torch.cat([few.hidden_of(self.cache, part, own[None], states) for part, own, states in each])
+        read = torch.cat([native.hidden_of(self.cache, part, own[None], states) for part, own, states in each])
         return self.model.head_input(read[last], 0, tokens[last])
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -78,8 +78,8 @@ class SlotDecoder:
         self.lengths[:count] += 1
         flat = FlatView(self.cache, view.slots, starts, starts[None], (RowGroup(view, 0, count),))
         fed = self._fed(view.slots, starts)
-        if self.few is not None and self.few.takes(flat):
-            return self._logits(self.model.head_input(self.few.hidden(flat, read[None], fed), 0, read))
+        if self.native is not None and self.native.takes(flat):
+            return self._logits(self.model.head_input(self.native.hidden(flat, read[None], fed), 0, read))
         fed = None if fed is None else fed[:, None]
         return self._logits(self.model.hidden(read[:, None], view.positions, fed, slot_view=view)[:, 0])
 
@@ -112,11 +112,11 @@ class StateDecoder(SlotDecoder):
         slots: int,
         max_len: int,
         packs: PackedLinears | None = None,
-        few: FewTokens | None = None,
+        native: NativeLayers | None = None,
         *,
         source: SlotCache,
     ) -> None:
-        super().__init__(model, slots, max_len, packs, few)
+        super().__init__(model, slots, max_len, packs, native)
         self.source = source
 
     def _fed(self, slots: Tensor, places: Tensor) -> Tensor:

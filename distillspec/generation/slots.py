@@ -14,9 +14,9 @@ from torch import Tensor
 from distillspec.errors import ConfigError
 from distillspec.generation.decoder import SlotDecoder, StateDecoder
 from distillspec.models.features import FeatureTap, states_of_text
-from distillspec.models.few_tokens import FewTokens
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.memory import slots_that_fit
+from distillspec.models.native_layers import NativeLayers
 from distillspec.models.packed_linear import PackedLinears
 from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
@@ -28,7 +28,7 @@ from distillspec.types import NO_STATES, GenerationRequest, RecordedStates, Samp
 PACKED_STEPS = 100  # fewer steps do not pay for packing weights
 PREFILL_TOKENS = 2048  # padded prompt tokens read in one forward pass
 
-_Packs = tuple[PackedLinears | None, FewTokens | None]
+_Packs = tuple[PackedLinears | None, NativeLayers | None]
 
 
 @dataclass
@@ -222,11 +222,11 @@ def _packed(model: LanguageModel, slots: int, requests: Sequence[GenerationReque
     if steps < PACKED_STEPS or not PackedLinears.helps(model):
         return None, None
     # All steps or none: those of many and of few rows would round differently, and texts depend on their neighbours.
-    few = FewTokens.of(model, tokens=slots)
+    native = NativeLayers.of(model, tokens=slots)
     packs = PackedLinears(model, tokens=(slots,))
     packs.attach()
     stack.callback(packs.detach)
-    return packs, few
+    return packs, native
 
 
 def _neighbours_alike(requests: Sequence[GenerationRequest], block: int) -> list[int]:

@@ -8,8 +8,8 @@ from distillspec.losses.inputs import LossInputs, PerTokenLoss
 from distillspec.losses.mix import LossMix, LossTerm
 from distillspec.losses.pairs import BucketedPair, columns_of
 from distillspec.losses.registry import LOSS_NAMES, LOSSES, acceptance_of, per_token_loss
-from distillspec.losses.sampled import LabelView, ce, tvdpp
-from distillspec.losses.selection import advantages, select_tokens
+from distillspec.losses.sampled import LabelView, advantages, ce, tvdpp
+from distillspec.losses.selection import select_tokens
 from distillspec.losses.teachers import DenseTeacher, HiddenTeacher, NoTeacher, SignalTeacher, Teacher, TeacherChunk
 from distillspec.losses.token_values import TokenValues, chunked_token_values
 

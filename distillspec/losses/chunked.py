@@ -19,7 +19,7 @@ from distillspec.losses.metric_sums import MetricSums
 from distillspec.losses.mix import LossMix
 from distillspec.losses.pairs import widened
 from distillspec.losses.projection import Projection, ProjectionGradients
-from distillspec.losses.selection import advantages
+from distillspec.losses.sampled import advantages
 from distillspec.losses.teachers import Teacher
 from distillspec.losses.token_values import chunked_token_values
 from distillspec.types import OutputHead

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 from distillspec.errors import ConfigError
 from distillspec.losses.inputs import LossInputs, PerTokenLoss
 from distillspec.losses.pairs import LOG_TINY, columns_of, tempered, widened, without_infinities
-from distillspec.losses.selection import advantages
 
 MAX_IMPORTANCE = 5.0  # a bound on the variance: text is at most `data.refresh_steps` steps old
 
@@ -72,6 +72,20 @@ def policy_gradient(inputs: LossInputs) -> PerTokenLoss:
     valid = view.valid & inputs.from_draft
     advantage = inputs.advantage if inputs.advantage is not None else advantages(view.reward, valid)
     return _masked(-importance(view, inputs) * advantage.detach() * view.draft_logp, valid, inputs.pair.outside)
+
+
+def advantages(reward: Tensor, mask: Tensor, mean: float | None = None) -> Tensor:
+    """Return (reward − mean) / standard deviation for rewards of 0 and 1, `[N]` float32, 0 outside `mask` (TVD++).
+
+    Rewards that are all equal give advantages of 0: they rank no token above another.
+
+    Args:
+        mean: that of the whole batch, of which these N may be a part. None takes it over `mask`.
+    """
+    if mean is None:
+        mean = float(reward[mask].float().mean()) if bool(mask.any()) else 0.0
+    centred = torch.where(mask, reward.float() - mean, 0)
+    return centred / max(math.sqrt(mean * (1 - mean)), 1e-6)
 
 
 def importance(view: LabelView, inputs: LossInputs) -> Tensor:

@@ -1,8 +1,6 @@
-"""Token selection (AdaSPEC) and advantages (TVD++)."""
+"""Token selection (AdaSPEC)."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
@@ -34,17 +32,3 @@ def select_tokens(
         gap = gap.masked_fill(~valid, -torch.inf)
     chosen = gap.argsort(descending=True, stable=True)[: max(round(fraction * eligible), min(eligible, 1))]
     return torch.zeros_like(gap, dtype=torch.bool).index_fill_(0, chosen, True)
-
-
-def advantages(reward: Tensor, mask: Tensor, mean: float | None = None) -> Tensor:
-    """Return (reward − mean) / standard deviation for rewards of 0 and 1, `[N]` float32, 0 outside `mask` (TVD++).
-
-    Rewards that are all equal give advantages of 0: they rank no token above another.
-
-    Args:
-        mean: that of the whole batch, of which these N may be a part. None takes it over `mask`.
-    """
-    if mean is None:
-        mean = float(reward[mask].float().mean()) if bool(mask.any()) else 0.0
-    centred = torch.where(mask, reward.float() - mean, 0)
-    return centred / max(math.sqrt(mean * (1 - mean)), 1e-6)

@@ -50,7 +50,9 @@ class BlockInput(StateInput):
         bidirectional: bool = False,
     ) -> None:
         super().__init__(BLOCK, state_ids, target_width, width)
-        self.positions, self.shared_mask, self.bidirectional = positions, shared_mask, bidirectional
+        self.positions = positions
+        self.shared_mask = shared_mask
+        self.bidirectional = bidirectional
         rows = 1 if shared_mask else max(positions - 1, 1)
         self.masks = nn.Parameter(MASK_SCALE * torch.randn(rows, 2 * width))
         self.markov = nn.Linear(width, rank, bias=False) if rank else None

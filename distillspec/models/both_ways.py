@@ -70,6 +70,6 @@ def _mask(column: Tensor, whose: Tensor, text: Keys, count: int, dtype: torch.dt
     """Return the term `[B, 1, A · count, keys]` added to the scores of `count` masks behind each of `column [B, A]`."""
     seen = (text.column[:, None] <= column[..., None]) & (text.sequence[:, None] == whose[..., None])
     block = torch.arange(column.shape[1], device=column.device).repeat_interleave(count)
-    own = (block[:, None] == block).expand(len(column), -1, -1)
-    seen = torch.cat([seen.repeat_interleave(count, 1), own], -1)[:, None]
+    of_block = (block[:, None] == block).expand(len(column), -1, -1)
+    seen = torch.cat([seen.repeat_interleave(count, 1), of_block], -1)[:, None]
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from distillspec.models.block import BlockInput
-from distillspec.models.few_heads import FewHeads
-from distillspec.models.few_rows import FewRows, Ints
-from distillspec.models.few_tokens import FewTokens
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.large_pages import LargePages
+from distillspec.models.native_heads import NativeHeads
+from distillspec.models.native_layers import NativeLayers
+from distillspec.models.native_rows import NativeRows
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.state_input import EPS, DeferredNorm, StateInput
 from distillspec.native.vector_kernel import Kind, numbers, vector_kernel
+from distillspec.types import Ints
 
 
 class Readers(NamedTuple):
@@ -71,7 +72,7 @@ class Unread(NamedTuple):
     """
 
     tokens: Ints
-    rows: FewRows
+    rows: NativeRows
     before: StatesBefore | None
 
 
@@ -84,7 +85,7 @@ class Chosen(NamedTuple):
 
 
 class Packed(Protocol):
-    """Layers or heads of a draft, as the kernel reads them: `FewTokens` or `FewHeads`."""
+    """Layers or heads of a draft, as the kernel reads them: `NativeLayers` or `NativeHeads`."""
 
     kind: Kind
     pages: LargePages
@@ -105,8 +106,8 @@ class DraftSteps:
     behind them.
     """
 
-    def __init__(self, model: LanguageModel, few: Packed) -> None:
-        self.model, self.few = model, few
+    def __init__(self, model: LanguageModel, native: Packed) -> None:
+        self.model, self.native = model, native
         final = model.decoder.norm
         norm = final.norm if isinstance(final, DeferredNorm) else final
         self._norm = norm.weight.detach().float().contiguous()  # type: ignore[union-attr, operator]
@@ -122,23 +123,23 @@ class DraftSteps:
         self._ids = None if model.kept_ids is None else model.kept_ids.long().contiguous()
 
     @staticmethod
-    def of(model: LanguageModel, few: FewTokens | None, *, eight: bool = False) -> DraftSteps | None:
+    def of(model: LanguageModel, native: NativeLayers | None, *, eight: bool = False) -> DraftSteps | None:
         """Return the loop of a model, None where the kernel is not made for it.
 
         Args:
-            few: its layers. Heads are packed here.
-            eight: of heads. See `FewTokens`.
+            native: its layers. Heads are packed here.
+            eight: of heads. See `NativeLayers`.
         """
         if not _has_plain_ends(model) or model.sees_both_ways:
             return None
-        packed = few or FewHeads.of(model, eight=eight)
+        packed = native or NativeHeads.of(model, eight=eight)
         if packed is None or (model.state_input is not None and not _reads(model.state_input, packed.kind.weights)):
             return None
         return DraftSteps(model, packed)
 
     def _packed(self, weight: Tensor | None) -> Tensor | None:
-        kernel, few = vector_kernel(), self.few
-        return None if weight is None else few.pages.keep(kernel.packed(weight.detach(), few.kind.weights))
+        kernel, native = vector_kernel(), self.native
+        return None if weight is None else native.pages.keep(kernel.packed(weight.detach(), native.kind.weights))
 
     def run(self, cache: SlotCache, unread: Unread, readers: Readers, chance: Chance | None) -> Chosen:
         """Read what is new, and choose the tokens behind it, level by level.
@@ -169,9 +170,9 @@ class DraftSteps:
                 *(ids.data_ptr(), finite.data_ptr(), _at(probs)),
             ]
         )
-        texts, few = numbers(unread.rows.numbers), self.few
-        call = vector_kernel().steps[few.kind]
-        call(*few.over(cache), texts, given, few.eps, EPS, few.scale, torch.get_num_threads())
+        texts, native = numbers(unread.rows.numbers), self.native
+        call = vector_kernel().steps[native.kind]
+        call(*native.over(cache), texts, given, native.eps, EPS, native.scale, torch.get_num_threads())
         return Chosen(ids, finite, probs)
 
     def _entry(self, columns: int, kept: int) -> list[int]:
@@ -203,6 +204,6 @@ def _rank(joins: StateInput | None) -> int:
     return joins.rank if isinstance(joins, BlockInput) else 0
 
 
-def _at(held: Tensor | None) -> int:
+def _at(tensor: Tensor | None) -> int:
     """Return the address of a tensor, 0 for none."""
-    return 0 if held is None else held.data_ptr()
+    return 0 if tensor is None else tensor.data_ptr()

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from distillspec.errors import ConfigError
 from distillspec.models.language_model import LanguageModel
-from distillspec.models.packed_attention import reading_packed
+from distillspec.models.sequence_attention import reading_by_sequence
 from distillspec.models.slot_attention import passed_view
 from distillspec.models.slot_cache import SlotCache
 
@@ -67,7 +67,7 @@ def pass_with_states(
     found: dict[int, Tensor] = {}
     handles = _hook_states(model, ids, lambda place, states, _: found.update({place: states}))
     try:
-        with reading_packed(model.model, position_ids):
+        with reading_by_sequence(model.model, position_ids):
             hidden = model.hidden(input_ids, position_ids)
     finally:
         for handle in handles:

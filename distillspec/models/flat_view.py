@@ -95,9 +95,9 @@ class FlatView:
         slots = torch.cat([group.view.slots for group in groups])
         return FlatView(self.cache, slots, places, positions[None], tuple(groups))
 
-    def write(self, held: Tensor, new: Tensor) -> None:
+    def write(self, cached: Tensor, new: Tensor) -> None:
         """Write `new [1, kv, N, d]` into a layer's keys or values."""
-        write_tokens(self.cache, held, new[0].transpose(0, 1), self.slots, self.places, self._rows)
+        write_tokens(self.cache, cached, new[0].transpose(0, 1), self.slots, self.places, self._rows)
 
     def attend(
         self,

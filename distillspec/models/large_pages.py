@@ -40,9 +40,9 @@ class LargePages:
             except OSError:
                 return tensor
         assert self._block is not None
-        held = torch.frombuffer(self._block, dtype=tensor.dtype, count=tensor.numel(), offset=self._next)
+        room = torch.frombuffer(self._block, dtype=tensor.dtype, count=tensor.numel(), offset=self._next)
         self._next += -(-tensor.nbytes // ALIGNED) * ALIGNED
-        return held.view(tensor.shape).copy_(tensor)
+        return room.view(tensor.shape).copy_(tensor)
 
     def _begin_block(self, least: int) -> None:
         size = -(-least // LARGE) * LARGE

@@ -131,7 +131,7 @@ class HalfProduct(SixteenBits):
 
 
 class VectorProduct(SixteenBits):
-    """Our own layout in 16 bits, for few tokens (`few_tokens.cpp`). Products of bfloat16 or float32, sums in float32.
+    """Our own layout in 16 bits, for few tokens (`products.cpp`). Products of bfloat16 or float32, sums in float32.
 
     A float32 weight is float16 here, scaled as in `HalfProduct`.
     """

@@ -68,25 +68,25 @@ class PagedCache(SlotCache):
     def unpaged(self, keys: Tensor, values: Tensor, view: SlotView) -> tuple[Tensor, Tensor, SlotView]:
         ends = torch.where(view.places < self.max_len, view.places + 1, 0).amax(1)
         reach = view.reach + view.places.shape[1]
-        keys, values = (self._rows(held, view.slots, ends, reach) for held in (keys, values))
+        keys, values = (self._rows(cached, view.slots, ends, reach) for cached in (keys, values))
         own = torch.arange(len(view.slots), device=view.slots.device)
         return keys, values, replace(view, cache=SlotCache(len(own), self.max_len), slots=own, first=0)
 
-    def _rows(self, held: Tensor, slots: Tensor, ends: Tensor, reach: int) -> Tensor:
+    def _rows(self, cached: Tensor, slots: Tensor, ends: Tensor, reach: int) -> Tensor:
         """Copy the first `reach` places, or some more, of `slots [B]` out of the pages: `[B, heads, places, …]`.
 
         Places from `ends [B]` on are zero, whatever their pages hold.
         """
         columns = min(self.pages.needed(reach), self.pages.columns)
         pages = self.table[:, :columns].index_select(0, slots)
-        copied = held.index_select(0, pages.flatten()).unflatten(0, pages.shape).transpose(1, 2).flatten(2, 3)
+        copied = cached.index_select(0, pages.flatten()).unflatten(0, pages.shape).transpose(1, 2).flatten(2, 3)
         there = (pages > 0).repeat_interleave(self.pages.size, 1, output_size=columns * self.pages.size)
         there = there & (torch.arange(copied.shape[2], device=ends.device) < ends[:, None])
         return torch.where(there[:, None, :, None], copied, 0)
 
-    def text(self, held: Tensor, slot: int, count: int) -> Tensor:
+    def text(self, cached: Tensor, slot: int, count: int) -> Tensor:
         pages = self.table[slot, : self.pages.needed(count)]
-        return held.index_select(0, pages).transpose(0, 1).flatten(1, 2)[:, :count]
+        return cached.index_select(0, pages).transpose(0, 1).flatten(1, 2)[:, :count]
 
     def zeros(self, like: Tensor, heads: int, dim: int) -> Tensor:
         return like.new_zeros(1 + self.pages.count, heads, self.pages.size, dim)
@@ -101,8 +101,8 @@ class PagedCache(SlotCache):
     def gather(self, moves: Tensor) -> None:
         slots, *places = moves
         source, destination = (self.located(slots, at) for at in places)
-        for held in self.tensors():
-            held[destination[0], :, destination[1]] = held[source[0], :, source[1]]
+        for cached in self.tensors():
+            cached[destination[0], :, destination[1]] = cached[source[0], :, source[1]]
 
     def drop(self, slot: int, start: int = 0) -> None:
         """Do nothing: who decides about pages gave them back already."""

@@ -29,7 +29,9 @@ class Pages:
     """
 
     def __init__(self, slots: int, max_len: int, count: int, size: int) -> None:
-        self.count, self.size, self.columns = count, size, max_len // size + 1
+        self.count = count
+        self.size = size
+        self.columns = max_len // size + 1
         self.tables: list[list[int]] = [[] for _ in range(slots)]
         self.changes: dict[int, int] = {}
         self._followers: list[dict[int, int]] = []  # changes of further tables

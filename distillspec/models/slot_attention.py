@@ -26,7 +26,7 @@ class CacheView(Protocol):
     @property
     def cache(self) -> SlotCache: ...
 
-    def write(self, held: Tensor, new: Tensor) -> None:
+    def write(self, cached: Tensor, new: Tensor) -> None:
         """Write new keys or values of a layer at their places."""
         ...
 

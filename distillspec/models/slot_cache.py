@@ -74,20 +74,20 @@ def masked_attention(
 
 
 def write_tokens(
-    cache: SlotCache, held: Tensor, new: Tensor, slots: Tensor, places: Tensor, rows: dict[torch.Size, Tensor]
+    cache: SlotCache, cached: Tensor, new: Tensor, slots: Tensor, places: Tensor, rows: dict[torch.Size, Tensor]
 ) -> None:
     """Write `new [N, heads, d]` at `places [N]` of `slots [N]` of one of the cache's tensors.
 
     Args:
-        held: `[slots, heads, places, d]`, or pages of it.
-        rows: by the shape of `held` where the vectors go. Keep it for a pass, since all layers write alike.
+        cached: `[slots, heads, places, d]`, or pages of it.
+        rows: by the shape of `cached` where the vectors go. Keep it for a pass, since all layers write alike.
     """
-    if held.shape not in rows:
+    if cached.shape not in rows:
         slots, places = cache.located(slots, places)
-        heads = torch.arange(held.shape[1], device=slots.device)
-        rows[held.shape] = ((slots[:, None] * held.shape[1] + heads) * held.shape[2] + places[:, None]).flatten()
+        heads = torch.arange(cached.shape[1], device=slots.device)
+        rows[cached.shape] = ((slots[:, None] * cached.shape[1] + heads) * cached.shape[2] + places[:, None]).flatten()
     # One index for all: with several, torch starts all its threads for a few kilobytes.
-    held.flatten(0, 2).index_copy_(0, rows[held.shape], new.flatten(0, 1))
+    cached.flatten(0, 2).index_copy_(0, rows[cached.shape], new.flatten(0, 1))
 
 
 @dataclass
@@ -128,9 +128,9 @@ class SlotCache:
         """Return keys and values by slot and place, and the view of them. Pages are copied to rows of their own."""
         return keys, values, view
 
-    def text(self, held: Tensor, slot: int, count: int) -> Tensor:
+    def text(self, cached: Tensor, slot: int, count: int) -> Tensor:
         """Return the first `count` places of a slot in one of the tensors, `[heads, count, …]`."""
-        return held[slot, :, :count]
+        return cached[slot, :, :count]
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield all that is held by slot and place, `[slots, heads, places, …]` each."""
@@ -168,8 +168,8 @@ class SlotCache:
 
     def copy(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` places of one row of the tensors, a slot or a page, over another's."""
-        for held in self.tensors():
-            held[destination, :, :length] = held[source, :, :length]
+        for cached in self.tensors():
+            cached[destination, :, :length] = cached[source, :, :length]
 
     def copy_text(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` places of one slot over another's. Both have room for them."""
@@ -187,16 +187,16 @@ class SlotCache:
     def commit(self, slots: int, length: int) -> None:
         """Take the memory of the first `length` places of the first `slots`: reading pages never written is faster."""
         if self._lazy:
-            for held in self.tensors():
-                held[:slots, :, :length].zero_()
+            for cached in self.tensors():
+                cached[:slots, :, :length].zero_()
 
     def clear(self, slot: int, start: int = 0) -> None:
         """Zero a slot from a place on, where NaNs were written: a masked NaN times weight 0 is NaN."""
-        for held in self.tensors():
+        for cached in self.tensors():
             if not self._lazy:
-                held[slot, :, start:].zero_()
+                cached[slot, :, start:].zero_()
                 continue
-            for part in held[slot] if start else held[slot : slot + 1]:
+            for part in cached[slot] if start else cached[slot : slot + 1]:
                 give_back(part[start:] if start else part)
 
     def reach(self, longest: int) -> int:
@@ -247,11 +247,11 @@ class SlotView:
         rows = torch.tensor(list(slots), device=starts.device)
         return cls(cache, places, places.clamp(max=cache.max_len - 1), reach, rows, slots[0] if contiguous else None)
 
-    def write(self, held: Tensor, new: Tensor) -> None:
+    def write(self, cached: Tensor, new: Tensor) -> None:
         """Write `new [B, kv, q, d]` into a layer's keys or values."""
         slots = self.slots[:, None].expand_as(self.places)
         tokens = new.transpose(1, 2).flatten(0, 1)
-        write_tokens(self.cache, held, tokens, slots.flatten(), self.places.flatten(), self._rows)
+        write_tokens(self.cache, cached, tokens, slots.flatten(), self.places.flatten(), self._rows)
 
     def attend(
         self,
@@ -265,10 +265,10 @@ class SlotView:
         """Return `[B, q, heads, d]` of `query [B, heads, q, d]`, by the cache's attention."""
         return self.cache.attend(query, keys, values, self, scaling, window, softcap)
 
-    def read(self, held: Tensor) -> Tensor:
+    def read(self, cached: Tensor) -> Tensor:
         """Return `[B, kv, reach, d]` of a layer's keys or values, a view if the rows are contiguous."""
         rows = self.slots if self.first is None else slice(self.first, self.first + len(self.slots))
-        return held[rows, :, : self.reach]
+        return cached[rows, :, : self.reach]
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
         """Return the term added to scores, `[B, 1, groups · q, reach]`: 0 where a folded query attends, else −inf."""

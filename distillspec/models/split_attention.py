@@ -33,7 +33,7 @@ def split_attention(
     rows, places = _pieces(view, groups * q)
     mask = _mask_of(view, rows, places, window, groups, query.dtype)
     slots = view.slots[rows][:, None]
-    key, value = (held.transpose(1, 2)[slots, places].transpose(1, 2) for held in (keys, values))  # [P, kv, L, d]
+    key, value = (cached.transpose(1, 2)[slots, places].transpose(1, 2) for cached in (keys, values))  # [P, kv, L, d]
     folded = query.reshape(batch, kv_heads, groups * q, dim)[rows]
     scores = (folded @ key.transpose(-1, -2)) * (dim**-0.5 if scaling is None else scaling)
     if softcap is not None:

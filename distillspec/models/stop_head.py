@@ -30,7 +30,10 @@ class StopHead(nn.Module):
 
     def __init__(self, reads: str, size: int, width: int, columns: int) -> None:
         super().__init__()
-        self.reads, self.size, self.width, self.columns = reads, size, width, columns
+        self.reads = reads
+        self.size = size
+        self.width = width
+        self.columns = columns
         count = size if reads == "state" else min(BEST, columns) + 1
         self.norm = nn.BatchNorm1d(count, affine=False, momentum=None)  # mean and spread of what trained it
         between = [nn.Linear(width, width), nn.SiLU()] if reads == "state" else []

@@ -21,8 +21,8 @@ def with_ids(draft: LanguageModel, target: LanguageModel) -> LanguageModel:
         ConfigError: the draft keeps an id that the target lacks.
     """
     ids, kept = target.identity.vocab_size, draft.kept_ids
-    own = min(draft.identity.vocab_size, len(draft.head.weight)) if kept is None else draft.identity.vocab_size
-    if own == draft.identity.vocab_size == ids:
+    proposed = min(draft.identity.vocab_size, len(draft.head.weight)) if kept is None else draft.identity.vocab_size
+    if proposed == draft.identity.vocab_size == ids:
         return draft
     if kept is not None and int(kept.max()) >= ids:
         raise ConfigError(
@@ -30,8 +30,8 @@ def with_ids(draft: LanguageModel, target: LanguageModel) -> LanguageModel:
             "use a draft of this target"
         )
     _grow_embeddings(draft.model, ids)
-    if kept is None and own < ids:
-        kept = torch.arange(own)
+    if kept is None and proposed < ids:
+        kept = torch.arange(proposed)
     return replace(draft, identity=replace(draft.identity, vocab_size=ids), kept_ids=kept)
 
 

@@ -20,7 +20,7 @@ from transformers import DynamicCache
 from distillspec.models.both_ways import Keys, anchors_of, masks_behind
 from distillspec.models.eagle import keeps_keys_alone
 from distillspec.models.language_model import LanguageModel
-from distillspec.models.packed_attention import Counts, attending_by_sequence, can_pack, counts_of
+from distillspec.models.sequence_attention import Counts, attending_by_sequence, can_attend_by_sequence, counts_of
 from distillspec.models.state_input import previous
 
 SLIDING = "sliding_attention"  # transformers' name of layers that see a window
@@ -40,7 +40,7 @@ def unrolled(
     assert draft.state_input is not None
     passes, needed = _Passes(draft, input_ids, position_ids), _needed(position_ids, wanted)
     fed = last = previous(draft.state_input.fuse(states), position_ids)
-    read, own = _Tokens.all(input_ids), []
+    read, inputs = _Tokens.all(input_ids), []
     # In every process alike: parallel wrappers count passes.
     if keeps_keys_alone(draft) and not _is_sharded(draft.layers[0]):
         read, others = _Tokens.of(needed[0]), _Tokens.of(~needed[0])
@@ -48,15 +48,15 @@ def unrolled(
         fed = read.states(fed)
     if draft.sees_both_ways:
         last = passes.read(read, fed, 0)
-        found = [read.at(last, wanted[0]), *passes.masks(wanted)]
-        return [draft.head_input(each, k, input_ids.flatten()[wanted[k]]) for k, each in enumerate(found)]
+        states_at = [read.at(last, wanted[0]), *passes.masks(wanted)]
+        return [draft.head_input(each, k, input_ids.flatten()[wanted[k]]) for k, each in enumerate(states_at)]
     for step, tokens in enumerate(wanted):
         if step:
             behind, read = read, _Tokens.of(needed[step])
             fed = behind.states_before(last, read) * (read.pick(position_ids) > 0).unsqueeze(-1)
         last = passes.read(read, fed, step)
-        own.append(draft.head_input(read.at(last, tokens), step, input_ids.flatten()[tokens]))
-    return own
+        inputs.append(draft.head_input(read.at(last, tokens), step, input_ids.flatten()[tokens]))
+    return inputs
 
 
 def _is_sharded(layer: nn.Module) -> bool:
@@ -131,7 +131,9 @@ class _Passes:
     """Passes of a draft over tokens of a grid. Each attends to the keys of those before it."""
 
     def __init__(self, draft: LanguageModel, input_ids: Tensor, position_ids: Tensor) -> None:
-        self.draft, self.input_ids, self.position_ids = draft, input_ids, position_ids
+        self.draft = draft
+        self.input_ids = input_ids
+        self.position_ids = position_ids
         self.cache, self.seen = DynamicCache(), _Seen((position_ids == 0).cumsum(-1), draft)
 
     def read(self, tokens: _Tokens, fed: Tensor, step: int, **named: Any) -> Tensor:
@@ -163,7 +165,7 @@ class _Seen:
         """`sequence [B, L]`: the number of the packed sequence that each token belongs to."""
         self.sequence = sequence
         self.keys: list[tuple[int, Tensor, Tensor]] = []  # step, places and sequences of each pass's tokens
-        self.counts: list[Counts] | None = [] if can_pack(draft.model) else None  # of each pass
+        self.counts: list[Counts] | None = [] if can_attend_by_sequence(draft.model) else None  # of each pass
         self.dtype = draft.dtype
         config = draft.model.config.get_text_config()
         self.window: int | None = getattr(config, "sliding_window", None)
@@ -194,9 +196,9 @@ class _Seen:
         """
         step, query, whose = self.keys[-1]
         blocks = []
-        for own, key, sequence in self.keys:
+        for key_step, key, sequence in self.keys:
             apart = query[:, :, None] - key[:, None]
-            seen = apart >= step if own == 0 else apart == step - own
+            seen = apart >= step if key_step == 0 else apart == step - key_step
             if window is not None:
                 seen = seen & (apart < window)
             blocks.append(seen & (whose[:, :, None] == sequence[:, None]))

@@ -23,7 +23,7 @@ def _wipe_pages(cache: PagedCache, texts: Mapping[int, int]) -> None:
     kept = cache.pages.places(texts)
     unused = [page for page in range(1 + cache.pages.count) if page not in kept]
     rows = torch.tensor(unused, device=cache.table.device)
-    for held in cache.tensors():
-        held.index_fill_(0, rows, 0)
+    for cached in cache.tensors():
+        cached.index_fill_(0, rows, 0)
         for page, places in kept.items():
-            held[page, :, places:].zero_()
+            cached[page, :, places:].zero_()

@@ -28,13 +28,13 @@ class PlaceMoves:
             moves: `[3, n]` int64 on their device, contiguous: slots, places, and the places to go to. Those of a slot
                 ascend, and none goes to a later place.
         """
-        known = [(held.data_ptr(), held.nbytes) for held in tensors]
+        known = [(cached.data_ptr(), cached.nbytes) for cached in tensors]
         if known != self._known:
             self._known, self._described = known, _described(tensors)
         if self._described is None:
             slots, sources, targets = moves
-            for held in tensors:
-                held[slots, :, targets] = held[slots, :, sources]
+            for cached in tensors:
+                cached[slots, :, targets] = cached[slots, :, sources]
         else:
             move, layouts = self._described
             move(layouts, len(tensors), moves.data_ptr(), moves.shape[1])
@@ -42,15 +42,15 @@ class PlaceMoves:
 
 def _described(tensors: Sequence[Tensor]) -> tuple[Any, Any] | None:
     """Return the kernel, and the tensors as it reads them. None: they are on another device, or there is no kernel."""
-    if any(held.device.type != "cpu" or not held[0, 0].is_contiguous() for held in tensors):
+    if any(cached.device.type != "cpu" or not cached[0, 0].is_contiguous() for cached in tensors):
         return None
     move = place_kernel()
-    return None if move is None else (move, numbers([number for held in tensors for number in _layout(held)]))
+    return None if move is None else (move, numbers([number for cached in tensors for number in _layout(cached)]))
 
 
-def _layout(held: Tensor) -> tuple[int, ...]:
-    slot, head, place = (held.itemsize * stride for stride in held.stride()[:3])
-    return held.data_ptr(), slot, held.shape[1], head, place
+def _layout(cached: Tensor) -> tuple[int, ...]:
+    slot, head, place = (cached.itemsize * stride for stride in cached.stride()[:3])
+    return cached.data_ptr(), slot, cached.shape[1], head, place
 
 
 @cache

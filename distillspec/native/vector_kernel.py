@@ -1,4 +1,4 @@
-"""The C++ kernel of products, of layers over few tokens and of drafted trees, and how it wants weights packed."""
+"""The C++ kernel of products, of a Llama's layers and of drafted trees, and how it wants weights packed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from distillspec.native.library import SOURCES, library
 
-SOURCE = SOURCES / "few_tokens.cpp"
+SOURCE = SOURCES / "native_layers.cpp"
 CPP = {  # types in C++
     torch.float32: "float",
     torch.float16: "Half",
@@ -54,10 +54,10 @@ class OfKinds(dict[Kind, Any]):
         self.name, self.arguments = name, arguments
 
     def __missing__(self, kind: Kind) -> Any:
-        found = library(SOURCE, *kind.macros)[self.name]
-        found.argtypes, found.restype = self.arguments, None
-        self[kind] = found
-        return found
+        function = library(SOURCE, *kind.macros)[self.name]
+        function.argtypes, function.restype = self.arguments, None
+        self[kind] = function
+        return function
 
 
 class VectorKernel(NamedTuple):
@@ -82,17 +82,17 @@ class VectorKernel(NamedTuple):
         for functions in (self.layers, self.steps):
             functions[kind]
 
-    def packed(self, weight: Tensor, held: torch.dtype) -> Tensor:
-        """Return a weight `[out, in]` in blocks of `lanes` outputs, input by input, as numbers of `held`.
+    def packed(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a weight `[out, in]` in blocks of `lanes` outputs, input by input, as numbers of `dtype`.
 
         The last block is filled up with zeros: see `rows`. Codes: bytes, those of the outputs' float32 scales last.
         """
         whole = pad(weight, (0, 0, 0, self.rows(len(weight)) - len(weight)))
-        if held in LARGEST:
+        if dtype in LARGEST:
             assert whole.shape[1] % self.lanes == 0, "codes are read by whole vectors"
-            codes, scales = coded(whole, held)
+            codes, scales = coded(whole, dtype)
             return torch.cat([self._in_blocks(codes).flatten().view(torch.uint8), scales.view(torch.uint8)])
-        return self._in_blocks(whole.to(held))
+        return self._in_blocks(whole.to(dtype))
 
     def _in_blocks(self, whole: Tensor) -> Tensor:
         blocks = whole.unflatten(0, (-1, self.lanes))
@@ -120,35 +120,35 @@ def vector_kernel() -> VectorKernel:
     Raises:
         NotBuilt: there is no compiler, or it does not know the language.
     """
-    found = library(SOURCES / "products.cpp")
+    built = library(SOURCES / "products.cpp")
     pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-    products = {torch.float32: found.product_float32, torch.bfloat16: found.product_bfloat16}
+    products = {torch.float32: built.product_float32, torch.bfloat16: built.product_bfloat16}
     for product in products.values():
         product.argtypes, product.restype = [pointer, number, number, pointer, number, pointer, ctypes.c_int], None
     layers = [pointer, number, *[pointer] * 4, number, pointer, pointer, real, real, ctypes.c_int]
     steps = [pointer, number, *[pointer] * 3, real, real, real, ctypes.c_int]
     return VectorKernel(
-        OfKinds("layers", layers), products, OfKinds("steps", steps), found.lanes(), bool(found.by_pairs())
+        OfKinds("layers", layers), products, OfKinds("steps", steps), built.lanes(), bool(built.by_pairs())
     )
 
 
-def coded(weight: Tensor, held: torch.dtype) -> tuple[Tensor, Tensor]:
+def coded(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return a weight `[out, in]` as codes of `CODES` and scales `[out]` float32.
 
     Rows are codes, less that of zero, times scales. Of some scales a row gets that with the least squared error.
     """
-    parts = [_coded(part, held) for part in weight.split(ROWS_AT_ONCE)]
+    parts = [_coded(part, dtype) for part in weight.split(ROWS_AT_ONCE)]
     codes, scales = (torch.cat(own) for own in zip(*parts, strict=True))
     return codes, scales
 
 
-def _coded(weight: Tensor, held: torch.dtype) -> tuple[Tensor, Tensor]:
-    real, most = weight.float(), LARGEST[held]
+def _coded(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    real, most = weight.float(), LARGEST[dtype]
     widest = real.abs().amax(1).div(most).clamp(min=torch.finfo(torch.float32).tiny)
     tried = [widest * share for share in SHRUNK]
     errors = [(_rounded(real, scales, most) * scales[:, None] - real).square().sum(1) for scales in tried]
     scales = torch.stack(tried).gather(0, torch.stack(errors).argmin(0, keepdim=True))[0]
-    return (_rounded(real, scales, most) + ZERO[held]).to(held), scales
+    return (_rounded(real, scales, most) + ZERO[dtype]).to(dtype), scales
 
 
 def _rounded(weight: Tensor, scales: Tensor, most: int) -> Tensor:

@@ -55,8 +55,8 @@ class GivenTree(NamedTuple):
 class Chances(NamedTuple):
     """Numbers that the verdicts on B trees follow."""
 
-    accept: Tensor  # [N] float64 in [0, 1), a node's at its row of logits
-    own: Tensor  # [B] float64 in [0, 1), for the target's own tokens
+    accept_uniforms: Tensor  # [N] float64 in [0, 1), a node's at its row of logits
+    next_uniforms: Tensor  # [B] float64 in [0, 1), for the target's own tokens
     keys: Tensor  # [N, 2] int32, of the noise of each row of logits. Empty without trees `BY_CHOICE`
 
 
@@ -90,20 +90,20 @@ class VerdictKernel(NamedTuple):
             peaks: `[N]` float32, finite, from `survey`.
         """
         most = max(len(tree.tokens) for tree in trees)
-        found = torch.empty(len(trees), 1 + most, dtype=torch.int64)
+        verdicts = torch.empty(len(trees), 1 + most, dtype=torch.int64)
         shapes, groups, nodes = _flat(trees)
         tokens = numbers([token for tree in trees for token in tree.tokens])
-        held = [numbers(shapes), numbers(groups), numbers(nodes), tokens, _policies(trees)]
+        arrays = [numbers(shapes), numbers(groups), numbers(nodes), tokens, _policies(trees)]
         given = [part.contiguous() for part in chance]
         asked = numbers(
             [
                 *(logits.data_ptr(), logits.stride(0), logits.shape[1], peaks.data_ptr()),
-                *(len(trees), most, *(ctypes.addressof(each) for each in held)),
-                *(*(part.data_ptr() for part in given), found.data_ptr()),
+                *(len(trees), most, *(ctypes.addressof(each) for each in arrays)),
+                *(*(part.data_ptr() for part in given), verdicts.data_ptr()),
             ]
         )
         self.judge_trees[logits.dtype](asked, torch.get_num_threads())
-        return found
+        return verdicts
 
 
 def _flat(trees: Sequence[GivenTree]) -> tuple[list[int], list[int], list[int]]:

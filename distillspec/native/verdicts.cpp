@@ -148,7 +148,7 @@ struct Judge {
         return above + std::max(0.0, kept[taken].mass - known) * share;
     }
 
-    // Level by level: see `verify_tree` in serving/decoding/verification.py.
+    // Level by level: see `verify_tree` in serving/decoding/reference_verification.py.
     void by_level() {
         for (int64_t at = -1, depth = 1;; ++depth) {
             const int64_t child = accepted(at, load_row(at));

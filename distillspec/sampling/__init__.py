@@ -4,9 +4,9 @@ Training, evaluation and serving all call these functions, so that an acceptance
 same in another. The transforms of a `SamplingPolicy` apply in the order temperature, top-k, top-p, min-p, each to the
 renormalised result of the one before (as in transformers).
 
-Functions with `sync` read from the device: whether rows are distributions, and how many tokens a nucleus needs. With
-`sync=False` they read nothing. A row that defines no distribution then gives meaningless numbers, and nuclei are found
-by bisection. Valid rows give the same either way.
+Functions with `reads_are_free` read from the device: whether rows are distributions, and how many tokens a nucleus
+needs. With `reads_are_free=False` they read nothing. A row that defines no distribution then gives meaningless numbers,
+and nuclei are found by bisection. Valid rows give the same either way.
 """
 
 from distillspec.sampling.checks import NonFiniteLogits, bad_row, check_logits, check_policy

@@ -17,16 +17,16 @@ _TOP_BLOCK = 32
 _BITS_OF_ONE = 0x3F800000  # of 1.0 as a float32
 
 
-def nucleus_mask(probs: Tensor, top_p: float, sync: bool) -> Tensor:
+def nucleus_mask(probs: Tensor, top_p: float, reads_are_free: bool) -> Tensor:
     """Return the nucleus as a mask, bool `[..., V]`, of `probs [..., V]`."""
     rows = probs.reshape(-1, probs.shape[-1])
-    return (mask_nucleus(rows, top_p) if sync else _mask_by_bisection(rows, top_p)).view(probs.shape)
+    return (mask_nucleus(rows, top_p) if reads_are_free else _mask_by_bisection(rows, top_p)).view(probs.shape)
 
 
-def keep_nucleus(probs: Tensor, top_p: float, sync: bool) -> Tensor:
+def keep_nucleus(probs: Tensor, top_p: float, reads_are_free: bool) -> Tensor:
     """Return `probs [..., V]` with zeros outside the nucleus. Works in place on CPUs if no gradient passes."""
-    if not sync or probs.device.type != "cpu" or probs.requires_grad:
-        return probs * nucleus_mask(probs, top_p, sync)
+    if not reads_are_free or probs.device.type != "cpu" or probs.requires_grad:
+        return probs * nucleus_mask(probs, top_p, reads_are_free)
     rows = probs.view(-1, probs.shape[-1])
     edges = _edges(rows, top_p)
     # One threshold a row is six times as fast here as a mask. Probabilities equal to the smallest inside stay.

@@ -31,7 +31,11 @@ class SampleFeed:
     ) -> None:
         """`keep`: the number of refreshes whose fresh samples are used at a time. `states`: added to every batch."""
         self.states = states
-        self.config, self.pad_id, self.seed, self.rank, self.world = config, pad_id, seed, rank, world
+        self.config = config
+        self.pad_id = pad_id
+        self.seed = seed
+        self.rank = rank
+        self.world = world
         self.keep = keep
         self.epoch, self.next_batch = 0, 0
         self.samples = list(samples)

@@ -15,8 +15,8 @@ from distillspec.config import LossConfig, TrainConfig
 from distillspec.losses import ChunkedLoss, DenseTeacher, LossMix, Teacher, TokenValues, chunked_loss
 from distillspec.models import LanguageModel
 from distillspec.models.features import pass_with_states
-from distillspec.training.chains import Unrolling
 from distillspec.training.module import DistillModule, teacher_view
+from distillspec.training.unrolling import Unrolling
 from distillspec.types import TokenBatch
 
 KEPT = LossMix.parse({"fkl": 1.0})  # holds the new target to the old one's distribution
@@ -81,7 +81,7 @@ class JointModule(DistillModule):
         heads = super().forward(replace(batch, states=states), new, weights, normalizer, advantage)
         if weights is None or not isinstance(heads, ChunkedLoss) or self.problem is not None:
             return heads
-        kept = chunked_loss(
+        target_loss = chunked_loss(
             hidden,
             self.target.head,
             teacher,
@@ -90,5 +90,5 @@ class JointModule(DistillModule):
             normalizer=normalizer,
             chunk_tokens=self.config.chunk_tokens,
         )
-        metrics = {**heads.metrics, "target_kl": kept.metrics["loss"]}
-        return replace(heads, loss=heads.loss + self.settings.target_weight * kept.loss, metrics=metrics)
+        metrics = {**heads.metrics, "target_kl": target_loss.metrics["loss"]}
+        return replace(heads, loss=heads.loss + self.settings.target_weight * target_loss.loss, metrics=metrics)

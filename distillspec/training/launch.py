@@ -198,7 +198,7 @@ def _environment(config: LauncherConfig, device: str, rank: int, port: int) -> d
     """Return torchrun's variables, with this process as the agent that keeps the store."""
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     world = str(config.num_processes)
-    own = {
+    required = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": world,
@@ -210,8 +210,8 @@ def _environment(config: LauncherConfig, device: str, rank: int, port: int) -> d
         "DS_ACCELERATOR": "cpu" if on_cpu else "cuda",
     }
     if on_cpu:
-        own["CUDA_VISIBLE_DEVICES"] = ""
+        required["CUDA_VISIBLE_DEVICES"] = ""
     defaults = {"OMP_NUM_THREADS": str(max(1, usable_cores() // config.num_processes))}
     if sys.platform == "linux":
         defaults["GLOO_SOCKET_IFNAME"] = "lo"  # a host name that does not resolve would stop gloo
-    return {**defaults, **os.environ, **own}
+    return {**defaults, **os.environ, **required}

@@ -65,15 +65,15 @@ class LearningCurve:
     def line(self) -> str:
         """Return two bounds and an advice, for people."""
         text, minutes = f"more text may give up to {self.gap:+.3f}", f"as many minutes again up to {self.rise:+.3f}"
-        told = (
+        summary = (
             f"The text was read {self.passes:.1f} times. α is {self.text_alpha:.3f} on it and {self.held_out:.3f} on "
             f"held-out answers: {text}, {minutes}."
         )
         if self.gap > max(self.rise, 0.0):
-            return f"{told} More text comes first (data.max_minutes, data.num_prompts)."
+            return f"{summary} More text comes first (data.max_minutes, data.num_prompts)."
         if self.rise > 0:
-            return f"{told} More minutes come first (train.max_minutes)."
-        return f"{told} Neither seems to help this draft: try another kind, or more layers."
+            return f"{summary} More minutes come first (train.max_minutes)."
+        return f"{summary} Neither seems to help this draft: try another kind, or more layers."
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "gap": self.gap, "line": self.line()}

@@ -25,9 +25,9 @@ def end_with_parent() -> None:
 
 
 def allow_stops() -> None:
-    """Let the launching process stop this one. From here on it goes on when that has ended: it could not end otherwise.
+    """Tell the launcher that this process may be SIGSTOPped. If the launcher dies meanwhile, the kernel resumes it.
 
-    Linux only. The name, which `ps` shows too, is what tells.
+    Linux only. The launcher knows by the process name, which `ps` shows too.
     """
     if sys.platform == "linux":
         prctl = ctypes.CDLL(None).prctl

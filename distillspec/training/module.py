@@ -24,11 +24,11 @@ from distillspec.losses import (
     chunked_token_values,
 )
 from distillspec.models import LanguageModel
-from distillspec.models.packed_attention import reading_packed
+from distillspec.models.sequence_attention import reading_by_sequence
 from distillspec.models.unrolling import unrolled
 from distillspec.sampling import NonFiniteLogits
 from distillspec.signals import HiddenSignal
-from distillspec.training.chains import Unrolling
+from distillspec.training.unrolling import Unrolling
 from distillspec.types import OutputHead, TokenBatch
 
 
@@ -112,13 +112,15 @@ class DistillModule(nn.Module):
                 return token_values(self.draft, self, batch, teacher)
             positions = min(self.positions, self.unrolling.positions(self._done))
             rows = self.unrolling.rows(batch) if positions > 1 else []
-            hidden = drafted_hidden(self.draft, batch, rows)
+            hidden = batch_hidden(self.draft, batch, rows)
             first = self._loss(hidden[0], batch, teacher, weights, normalizer, advantage)
             shares = self.unrolling.loss_weights(positions)
             loss, metrics = shares[0] * first.loss, dict(first.metrics)
-            for position, (some, own) in enumerate(zip(rows, hidden[1:], strict=True), start=2):
-                chosen = None if advantage is None else advantage[some]
-                deeper = self._loss(own, batch.at(some), teacher.at(some), weights[some], normalizer, chosen)
+            for position, (index, deeper_hidden) in enumerate(zip(rows, hidden[1:], strict=True), start=2):
+                chosen = None if advantage is None else advantage[index]
+                deeper = self._loss(
+                    deeper_hidden, batch.at(index), teacher.at(index), weights[index], normalizer, chosen
+                )
                 loss = loss + shares[position - 1] * deeper.loss
                 share = metrics["weight"] / deeper.metrics["weight"]
                 metrics[f"alpha_{position}"] = share * deeper.metrics.get("alpha", torch.tensor(math.nan))
@@ -137,7 +139,7 @@ class DistillModule(nn.Module):
         advantage: Tensor | None,
     ) -> ChunkedLoss:
         """Return the loss of one drafted position, `hidden [N, D]`."""
-        found = chunked_loss(
+        result = chunked_loss(
             hidden,
             self.head(),
             teacher,
@@ -152,10 +154,10 @@ class DistillModule(nn.Module):
             advantage=advantage,
             temperature=self.config.temperature,
         )
-        if not self.draft.predicts_acceptance or found.acceptance is None:
-            return found
-        missed = self._confidence_loss(hidden, found.acceptance, weights) / normalizer
-        return replace(found, loss=found.loss + missed)
+        if not self.draft.predicts_acceptance or result.acceptance is None:
+            return result
+        missed = self._confidence_loss(hidden, result.acceptance, weights) / normalizer
+        return replace(result, loss=result.loss + missed)
 
     def _confidence_loss(self, hidden: Tensor, acceptance: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted cross entropy of predicted acceptance, summed. It teaches the confidence head alone."""
@@ -168,7 +170,7 @@ class DistillModule(nn.Module):
 
         Processes that share gradients would wait for those of the others.
         """
-        reached = self.head_weight.sum() + torch.stack([own.sum() for own in hidden]).sum()
+        reached = self.head_weight.sum() + torch.stack([each.sum() for each in hidden]).sum()
         if self.draft.predicts_acceptance:
             reached = reached + self.draft.state_input.confidence_logits(hidden[0]).sum()  # type: ignore[union-attr, operator]
         return (reached if self.head_bias is None else reached + self.head_bias.sum()) * math.nan
@@ -183,16 +185,16 @@ class DistillModule(nn.Module):
 
 def loss_hidden(model: LanguageModel, batch: TokenBatch) -> Tensor:
     """Return final hidden states at the batch's loss positions, `[N, D]`."""
-    return drafted_hidden(model, batch, [])[0]
+    return batch_hidden(model, batch, [])[0]
 
 
-def drafted_hidden(model: LanguageModel, batch: TokenBatch, deeper: Sequence[Tensor]) -> list[Tensor]:
+def batch_hidden(model: LanguageModel, batch: TokenBatch, deeper: Sequence[Tensor]) -> list[Tensor]:
     """Return final hidden states at the loss positions `[N, D]`, then at `deeper` rows of them, `[n_k, D]` each.
 
     These are the second, third, … drafted positions. Models that read tokens alone have one kind of position.
     """
     if model.state_input is None:
-        with reading_packed(model.model, batch.position_ids):
+        with reading_by_sequence(model.model, batch.position_ids):
             hidden = model.hidden(batch.input_ids, batch.position_ids)
         return [hidden.reshape(-1, hidden.shape[-1])[batch.loss_index]]
     assert batch.states is not None, "the feed of a draft that reads states has them"

@@ -69,14 +69,14 @@ class StateStore:
 
     def rows(self, rows: Sequence[Sequence[Sample]], width: int) -> Tensor:
         """Return the states `[B, width, F]` bfloat16 of samples laid out in rows, as `collate` does."""
-        found = {_key(sample): self._recorded(sample) for row in rows for sample in row}
-        self._read([s for row in rows for s in row if found[_key(s)] is None and _key(s) not in self._known])
+        recorded_states = {_key(sample): self._recorded(sample) for row in rows for sample in row}
+        self._read([s for row in rows for s in row if recorded_states[_key(s)] is None and _key(s) not in self._known])
         states = torch.zeros(len(rows), width, len(self.request.ids) * self._width, dtype=torch.bfloat16)
         for r, row in enumerate(rows):
             start = 0
             for sample in row:
                 key = _key(sample)
-                recorded = found[key]
+                recorded = recorded_states[key]
                 values = self._known[key].of(self.request.ids) if recorded is None else recorded
                 assert values is not None, "they were made for these ids"
                 states[r, start : start + len(values)] = values

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from distillspec.losses import Teacher
-from distillspec.training.advantages import batch_advantages
 from distillspec.training.module import DistillModule
 from distillspec.training.processes import agree, process_count, total, totals
+from distillspec.training.step_advantages import batch_advantages
 from distillspec.training.strategies import StepStrategy
 from distillspec.training.token_weights import defined_at
 from distillspec.types import TokenBatch

@@ -13,8 +13,8 @@ from distillspec.losses import LossMix, Teacher, columns_of, select_tokens
 from distillspec.models import LanguageModel
 from distillspec.sampling import NonFiniteLogits
 from distillspec.signals import HiddenSignal
-from distillspec.training.chains import goes_on
 from distillspec.training.module import DistillModule, teacher_view, token_values
+from distillspec.training.unrolling import goes_on
 from distillspec.types import TokenBatch
 
 
@@ -28,9 +28,9 @@ def defined_at(mix: LossMix, batch: TokenBatch, kept_ids: Tensor | None, width: 
 
 def shared_by_sequence(batch: TokenBatch) -> Tensor:
     """Return weights of loss positions, `[N]` float32 of mean 1, which sum up alike over each response of the batch."""
-    of = torch.cumsum(~goes_on(batch), 0) - 1
-    lengths = torch.bincount(of).float()
-    return (lengths.mean() / lengths)[of]
+    response = torch.cumsum(~goes_on(batch), 0) - 1
+    lengths = torch.bincount(response).float()
+    return (lengths.mean() / lengths)[response]
 
 
 @torch.no_grad()

@@ -42,6 +42,37 @@ Report = Callable[[Progress, dict[str, float]], None]
 
 
 @dataclass(frozen=True)
+class RunModels:
+    """Models of a run.
+
+    Attributes:
+        target: what the draft learns from.
+        reference: a draft that tokens are selected by (AdaSPEC).
+        target_copy: the target that trains with the draft, evaluated and saved with it.
+    """
+
+    draft: LanguageModel
+    target: LanguageModel
+    reference: LanguageModel | None = None
+    target_copy: TargetCopy | None = None
+
+
+@dataclass(frozen=True)
+class RunHooks:
+    """Functions that a run calls.
+
+    Attributes:
+        refresh: of an on-policy run.
+        report: takes the figures of every step and evaluation.
+    """
+
+    evaluate: Evaluate
+    refresh: Refresh | None = None
+    report: Report = lambda progress, values: None
+    clock: Callable[[], float] = time.perf_counter
+
+
+@dataclass(frozen=True)
 class TrainResult:
     """End of a run."""
 
@@ -58,39 +89,37 @@ class TrainResult:
 
 
 class Trainer:
-    """One training run. Every process of a launch calls `run`, once."""
+    """One training run. Every process of a launch calls `run`, once.
+
+    Args:
+        evaluation_s: seconds that an evaluation is expected to take, until this run has measured one.
+    """
 
     def __init__(
         self,
-        draft: LanguageModel,
-        target: LanguageModel,
+        models: RunModels,
         module: DistillModule,
         strategy: Strategy,
         feed: SampleFeed,
         config: TrainCommand,
         folder: Path,
         tracker: Tracker,
+        hooks: RunHooks,
         *,
-        evaluate: Evaluate,
-        refresh: Refresh | None = None,
-        reference: LanguageModel | None = None,
         stop: StopRequest | None = None,
-        report: Report | None = None,
         evaluation_s: float = 0.0,
-        copy: TargetCopy | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`evaluation_s`: seconds that an evaluation is expected to take, until this run has measured one.
-
-        `copy`: the target that trains with the draft, evaluated and saved with it.
-        """
-        self.draft, self.target, self.module, self.strategy = draft, target, module, strategy
-        self.feed, self.config, self.folder, self.tracker = feed, config, folder, tracker
-        self.evaluate, self.refresh, self.reference = evaluate, refresh, reference
+        self.draft, self.target = models.draft, models.target
+        self.reference, self.target_copy = models.reference, models.target_copy
+        self.module, self.strategy = module, strategy
+        self.feed = feed
+        self.config = config
+        self.folder = folder
+        self.tracker = tracker
+        self.evaluate, self.refresh = hooks.evaluate, hooks.refresh
+        self.report, self.clock = hooks.report, hooks.clock
         self.stop = stop or StopRequest()
-        self.report = report or (lambda progress, values: None)
         self.progress = Progress(evaluation=evaluation_s)
-        self.clock, self.copy = clock, copy
         self.best: dict[str, Any] | None = None
         self.bad_steps = BadSteps(config.train.max_bad_steps)
         self._evaluations = EvaluationSchedule(config.train)
@@ -225,7 +254,7 @@ class Trainer:
 
     def _evaluate(self, draft: LanguageModel) -> dict[str, Any]:
         """Evaluate `draft`, save it if it is the best so far, and return step and α of the best."""
-        target = self.target if self.copy is None else self.copy.refresh()
+        target = self.target if self.target_copy is None else self.target_copy.refresh()
         try:
             values = self.evaluate(draft)
         except NonFiniteLogits as error:
@@ -237,7 +266,7 @@ class Trainer:
         if self.best is not None and values["eval/alpha"] <= self.best["alpha"]:
             return self.best
         best = {"step": self.progress.step, "alpha": values["eval/alpha"]}
-        if self.copy is not None:
+        if self.target_copy is not None:
             (self._best / METADATA).unlink(missing_ok=True)  # a kill from here on leaves no pair of two steps
             save_target(target, self.folder / TARGET)
         save_draft(draft, self._best, target, {"training": best}, dtype=SERVED)

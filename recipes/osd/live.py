@@ -17,7 +17,7 @@ from pathlib import Path
 from distillspec.config import DataConfig
 from distillspec.data.prompts import read_rows
 from distillspec.errors import ConfigError, RunError
-from distillspec.evaluation.turns import in_turn
+from distillspec.evaluation.measured import in_turn
 from distillspec.files import write_json, write_text
 from distillspec.progress import progress
 from distillspec.provenance import provenance

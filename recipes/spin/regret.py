@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
-from numpy.typing import NDArray
 
 from distillspec.config.simulation import WorkloadConfig
 from distillspec.recipes.spin.runs import simulation
 from distillspec.serving.simulation import Hardware, SimulatedRequest, load_hardware, load_workload, make_workload
+from distillspec.types import Floats
 
 LEARNING = ("lbss", "epsilon_greedy", "goodput")  # selections that learn
 ONE, FIVE, DRIFT = "one kind", "five kinds", "drift"
@@ -24,8 +24,6 @@ POINTS = 40  # of a curve
 FITTED, LEAST = 8, 16  # answers before the first point that fits go by, and at least of a trace
 
 FEWEST, NARROW = 3, 0.005  # seeds; and two standard errors of regret, over all answers, that need no more of them
-
-Floats = NDArray[numpy.float64]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from distillspec.evaluation.turns import in_turn
+from distillspec.evaluation.measured import in_turn
 from distillspec.progress import progress
 from distillspec.recipes.spin.answers import Answers, Asked, answer
 from distillspec.recipes.spin.idle import Idle

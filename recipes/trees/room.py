@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from distillspec.config import TargetConfig
-from distillspec.evaluation.turns import in_turn
+from distillspec.evaluation.measured import in_turn
 from distillspec.models import load_target
 from distillspec.progress import progress
 from distillspec.recipes.arguments import add_common, check_prompts

@@ -8,16 +8,13 @@ from heapq import heappop, heappush
 from itertools import islice
 
 import numpy
-from numpy.typing import NDArray
 
 from distillspec.serving.base.shape import TreeShape
+from distillspec.types import Bools, Floats, Ints
 
 MOST_SHAPES = 4096  # trees that are kept
 TYPICAL = (0.5, 0.14, 0.07)  # chances of ranks where none were measured
 
-Floats = NDArray[numpy.float64]
-Ints = NDArray[numpy.int64]
-Bools = NDArray[numpy.bool_]
 Path = tuple[int, ...]
 RankChances = tuple[tuple[float, ...], ...]  # P(a node is accepted | its parent is), by level and rank
 

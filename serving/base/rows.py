@@ -52,7 +52,7 @@ class RowView(NamedTuple):
     domain: str = "default"  # kind of text, in the caller's words
     prompt: tuple[int, ...] = ()
     belief: float | None = None  # P(a drafted token is accepted) by what is known of the request, None: not known
-    left: int = ANY  # the most tokens that it may still write
+    room: int = ANY  # the most tokens that it may still write
 
     @property
     def options(self) -> tuple[Option, ...]:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distillspec.evaluation.turns import in_turn
+from distillspec.evaluation.measured import in_turn
 from distillspec.files import write_json
 from distillspec.serving.bench.compare import speed_ratio
 from distillspec.serving.bench.load import Arrival

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from distillspec.serving.online.judging.evidence import Costs
 from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import log_of
+from distillspec.serving.online.state.events import Report
 from distillspec.serving.online.state.layout import OnlineSettings, lift_quarantine
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.training.process import run_trainer
@@ -53,9 +53,7 @@ def run(config: AdaptCommand, folder: Path) -> None:
     close_run(folder, "adapt", {"versions": [version.name for version in made], "verdict": verdict})
 
 
-def _judge(
-    config: AdaptCommand, settings: OnlineSettings, report: Callable[[dict[str, Any]], None]
-) -> dict[str, Any] | None:
+def _judge(config: AdaptCommand, settings: OnlineSettings, report: Report) -> dict[str, Any] | None:
     """Judge the newest candidate of each draft by its scores. Return the last verdict, None without enough answers."""
     replay, registry = ReplayLog(settings.layout.replay), VersionRegistry(settings.layout.versions)
     target, found = load_target(config.target), None

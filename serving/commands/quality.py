@@ -18,8 +18,8 @@ from distillspec.config import QualityCommand
 from distillspec.errors import ConfigError
 from distillspec.evaluation.answer_quality import SAMPLES, Answer, Quality, likelihood, quality
 from distillspec.evaluation.bootstrap import interval
+from distillspec.evaluation.measured import in_turn
 from distillspec.evaluation.speedup import FEWEST
-from distillspec.evaluation.turns import in_turn
 from distillspec.files import write_json
 from distillspec.models import LanguageModel, load_target
 from distillspec.progress import progress

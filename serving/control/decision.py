@@ -148,7 +148,7 @@ def _is_alike(row: RowView, before: RowView, most: int) -> bool:
         context_tokens=row.context_tokens,
         unread_tokens=row.unread_tokens,
         limit=row.limit,
-        left=row.left,
+        room=row.room,
         belief=row.belief,  # evidence of acceptance, which counts in the next plan
     )
     return row == grown and min(row.limit, most) == min(before.limit, most)

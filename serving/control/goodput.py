@@ -22,10 +22,10 @@ from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.live_latency import LiveLatency
 from distillspec.serving.costs.step_work import catch_up_s, drafting_s, work_of
-from distillspec.serving.costs.table import Floats
 from distillspec.serving.planning.bounded import KEPT_EXCESS, best_within, bounds_of
 from distillspec.serving.planning.offers import StepPlan
 from distillspec.serving.planning.step_planner import StepPlanner
+from distillspec.types import Floats
 
 FORGET_ROWS_EVERY = 256  # steps
 

@@ -14,18 +14,16 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy
-from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult, ranked_of_source
 from distillspec.serving.base.rows import BEHIND, RowView, evidence, is_joined
+from distillspec.types import Floats
 
 PRIOR_TRIALS = 5.0  # trials that the prior is worth
 POOLED_TRIALS = 20.0  # trials that all positions together are worth to each
 SIBLING_HAZARD = 0.2  # hazard of a sibling before anything was seen
 GLOBAL_ONLY_TRIALS = 1e30  # trials beside which a request's own vanish
-
-Floats = NDArray[numpy.float64]
 
 
 class Evidence(NamedTuple):

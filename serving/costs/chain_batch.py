@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy
 
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.costs.drafted import Bools, DraftedCosts, Ints
+from distillspec.serving.costs.drafted import DraftedCosts
 from distillspec.serving.costs.latency import LatencyModel
-from distillspec.serving.costs.table import Floats
+from distillspec.types import Bools, Floats, Ints
 
 LEAST_STEP_S = 1e-9  # so that goodput is finite where passes cost nothing
 

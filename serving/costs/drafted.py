@@ -5,13 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy
-from numpy.typing import NDArray
 
 from distillspec.serving.costs.latency import LatencyModel
-from distillspec.serving.costs.table import Floats
-
-Ints = NDArray[numpy.int64]
-Bools = NDArray[numpy.bool_]
+from distillspec.types import Bools, Floats, Ints
 
 
 class DraftedCosts:

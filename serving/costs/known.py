@@ -8,7 +8,7 @@ from distillspec.serving.base.candidates import Candidates
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.wrapped import innermost
 from distillspec.serving.costs.latency import LatencyModel
-from distillspec.serving.costs.table import Floats
+from distillspec.types import Floats
 
 
 class KnownTrees(NamedTuple):

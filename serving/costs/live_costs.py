@@ -9,7 +9,8 @@ from itertools import accumulate
 
 import numpy
 
-from distillspec.serving.costs.table import KNOTS, CostTable, Floats
+from distillspec.serving.costs.table import KNOTS, CostTable
+from distillspec.types import Floats
 
 LEAST_S = 1e-6  # times below are not told apart
 LEAST_SHARE = 0.05  # of a first pass that each pass may cost, where a table has less

@@ -13,18 +13,16 @@ from itertools import accumulate
 from typing import Any
 
 import numpy
-from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.ladder import EXACT, Ladder
+from distillspec.types import Floats
 
 # Numbers of tokens that tables are measured and corrected at: close where costs change from flat to rising, and where
 # processors that multiply 16 tokens at once take another tile.
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 ROUNDING = 1e-9  # relative, of sums of seconds
 FAR = 1e9  # tokens: no pass is larger
-
-Floats = NDArray[numpy.float64]
 
 
 @dataclass(frozen=True)

@@ -25,23 +25,23 @@ from distillspec.sampling import draw_unchecked
 from distillspec.serving.base.transfer import to_device
 from distillspec.serving.decoding.row_values import Compute
 from distillspec.serving.decoding.tree_batch import DrawnRows, TreeBatch
-from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.serving.decoding.verdict import TreeVerdict
 from distillspec.serving.decoding.verifier import PendingVerdicts
 
 
 def verify_blocks(
-    batch: TreeBatch, members: Sequence[int], probs: Compute, accept: Tensor, own: Tensor
+    batch: TreeBatch, members: Sequence[int], probs: Compute, accept_uniforms: Tensor, next_uniforms: Tensor
 ) -> PendingVerdicts:
     """Verify drawn chains, the trees `members` of a batch, without a device read.
 
     Args:
         probs: returns p `[m, V]` float32 at rows of logits.
-        accept: `[N]` float64 in [0, 1), one a row of the batch.
-        own: `[B]` float64 in [0, 1), for the target's own tokens.
+        accept_uniforms: `[N]` float64 in [0, 1), one a row of the batch.
+        next_uniforms: `[B]` float64 in [0, 1), for the target's own tokens.
     """
     blocks = Blocks(batch, members, probs)
-    taken = blocks.lengths_accepted(accept)
-    tokens = draw_unchecked(blocks.rest(taken), own)
+    taken = blocks.lengths_accepted(accept_uniforms)
+    tokens = draw_unchecked(blocks.rest(taken), next_uniforms)
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:
         return [TreeVerdict(tuple(range(read[i + 1])), read[i]) for i in range(0, len(read), 2)]
@@ -54,25 +54,22 @@ class Blocks:
 
     def __init__(self, batch: TreeBatch, members: Sequence[int], probs: Compute) -> None:
         lengths = [len(batch.trees[member]) for member in members]
-        rows = [
+        longest = max(lengths)
+        chains = [
             range(batch.firsts[m], batch.firsts[m] + 1 + length) for m, length in zip(members, lengths, strict=True)
         ]
         starts = list(accumulate([1 + length for length in lengths[:-1]], initial=0))
-        most = range(max(lengths))
-        # Where a row defines no distribution, any that lets what comes before it stand.
-        self.batch, self.p = batch, probs([row for own in rows for row in own])
+        self.batch = batch
+        self.p = probs([row for chain in chains for row in chain])
+        # A row that defines no distribution gets one, so that what comes before it stands.
         self.p.nan_to_num_(1 / self.p.shape[1])
-        held = to_device(
-            [
-                *([start + min(i, n) for start, n in zip(starts, lengths, strict=True)] for i in (*most, len(most))),
-                *([own[min(i + 1, n)] for own, n in zip(rows, lengths, strict=True)] for i in most),
-            ],
-            batch.device,
-        )
-        self.places = held[: 1 + len(most)].T  # [B, K + 1]: rows of `p`, behind 0 … K tokens
-        self.nodes = held[1 + len(most) :].T  # [B, K]: rows of the batch, of each token
+        places = [[start + min(i, n) for start, n in zip(starts, lengths, strict=True)] for i in range(longest + 1)]
+        nodes = [[chain[min(i + 1, n)] for chain, n in zip(chains, lengths, strict=True)] for i in range(longest)]
+        uploaded = to_device([*places, *nodes], batch.device)
+        self.places = uploaded[: longest + 1].T  # [B, K + 1]: rows of `p`, behind 0 … K tokens
+        self.nodes = uploaded[longest + 1 :].T  # [B, K]: rows of the batch, of each token
         self.lengths = to_device(lengths, batch.device)
-        self.drafted = torch.arange(len(most), device=batch.device) < self.lengths[:, None]
+        self.drafted = torch.arange(longest, device=batch.device) < self.lengths[:, None]
         self.ratios = self._ratios()  # [B, K] float64, p / q of each token
         self.weights = self._weights()  # [B, K + 1] float64
 
@@ -86,22 +83,22 @@ class Blocks:
         for drawn in self.batch.drawn:
             surplus = _surplus(self.p, inner.flatten(), weight, drawn, child)
             mass = torch.where(drawn.rows[child] >= 0, surplus, mass)
-        left = mass + (1 - weight)
-        chance = torch.where(left > 0, mass / left.clamp(min=torch.finfo(left.dtype).tiny), 1.0)
-        found = torch.cat([chance.view_as(inner), weights[:, -1:]], 1)
-        ends = torch.arange(1, 1 + found.shape[1], device=found.device) == self.lengths[:, None]
-        return torch.where(ends, weights, found)
+        total = mass + (1 - weight)
+        chance = torch.where(total > 0, mass / total.clamp(min=torch.finfo(total.dtype).tiny), 1.0)
+        chances = torch.cat([chance.view_as(inner), weights[:, -1:]], 1)
+        ends = torch.arange(1, 1 + chances.shape[1], device=chances.device) == self.lengths[:, None]
+        return torch.where(ends, weights, chances)
 
-    def lengths_accepted(self, accept: Tensor) -> Tensor:
+    def lengths_accepted(self, accept_uniforms: Tensor) -> Tensor:
         """Return how many tokens of each chain are accepted `[B]`."""
-        accepted = (accept[self.nodes] < self.chances()) & self.drafted
-        counts = torch.arange(1, self.nodes.shape[1] + 1, device=accept.device)
+        accepted = (accept_uniforms[self.nodes] < self.chances()) & self.drafted
+        counts = torch.arange(1, self.nodes.shape[1] + 1, device=accept_uniforms.device)
         return (accepted * counts).amax(1)
 
     def rest(self, taken: Tensor) -> Tensor:
         """Return what the token behind the first `taken [B]` tokens is drawn from `[B, V]`, not normalised."""
-        p, weight = self._at(self.places, taken), self.weights.gather(1, taken[:, None])[:, 0]
-        p = self.p.index_select(0, p)
+        p = self.p.index_select(0, self._at(self.places, taken))
+        weight = self._at(self.weights, taken)
         behind = taken == self.lengths
         child = self._at(self.nodes, taken.clamp(max=self.nodes.shape[1] - 1))
         rest = p * torch.where(behind, 1.0, weight).float()[:, None]
@@ -120,14 +117,14 @@ class Blocks:
         p = self.p[self.places[:, :-1], tokens].double()
         q = torch.zeros_like(p)
         for drawn in self.batch.drawn:
-            own = drawn.rows[self.nodes] >= 0
-            q = torch.where(own, drawn.probs_at(self.nodes, tokens).double(), q)
+            from_table = drawn.rows[self.nodes] >= 0
+            q = torch.where(from_table, drawn.probs_at(self.nodes, tokens).double(), q)
         return torch.where(self.drafted, p / q.clamp(min=torch.finfo(torch.float32).tiny), 1.0)
 
     def _weights(self) -> Tensor:
         weights = [torch.ones_like(self.ratios[:, 0])]
-        for own in self.ratios.unbind(1):
-            weights.append((weights[-1] * own).clamp(max=1.0))
+        for ratio in self.ratios.unbind(1):
+            weights.append((weights[-1] * ratio).clamp(max=1.0))
         return torch.stack(weights, 1)
 
     @staticmethod

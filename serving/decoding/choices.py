@@ -8,7 +8,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from distillspec.serving.base.tree import ROOT, TokenTree
-from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.serving.decoding.verdict import TreeVerdict
 from distillspec.serving.decoding.verifier import PendingVerdicts
 
 
@@ -29,8 +29,8 @@ def _walk(tree: TokenTree, ids: Sequence[int]) -> TreeVerdict:
     path: list[int] = []
     while True:
         node = path[-1] if path else ROOT
-        own = ids[1 + node]
-        child = next((child for child in tree.children.get(node, ()) if tree.tokens[child] == own), None)
+        target_token = ids[1 + node]
+        child = next((child for child in tree.children.get(node, ()) if tree.tokens[child] == target_token), None)
         if child is None:
-            return TreeVerdict(tuple(path), own)
+            return TreeVerdict(tuple(path), target_token)
         path.append(child)

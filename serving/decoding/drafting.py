@@ -59,13 +59,13 @@ def make_draws(places: Sequence[Place], columns: Columns, count: int, uniforms: 
     """
     device = uniforms.device
     added, repetition = _static_changes(places, columns, device)
-    params = [place.sequence.params for place in places]
-    temperatures = [0.0 if best and own.seed is None else own.temperature for own in params]
+    all_params = [place.sequence.params for place in places]
+    temperatures = [0.0 if best and params.seed is None else params.temperature for params in all_params]
     if not any(temperatures):
         return Draws(added=added, repetition=repetition)
-    filtered = any(own.top_k > 0 or own.top_p < 1 or own.min_p > 0 for own in params)
-    filters = [(own.top_k or columns.width, own.top_p, own.min_p) for own in params]
-    seeded = [own.seed is not None for own in params]
+    filtered = any(params.top_k > 0 or params.top_p < 1 or params.min_p > 0 for params in all_params)
+    filters = [(params.top_k or columns.width, params.top_p, params.min_p) for params in all_params]
+    seeded = [params.seed is not None for params in all_params]
     return Draws(
         to_device(temperatures, device, torch.float32),
         uniforms,
@@ -113,12 +113,12 @@ def choose(logits: Tensor, draws: Draws, step: int, hashed: Tensor, siblings: in
 
 def _best(scores: Tensor, count: int) -> Tensor:
     """Return the columns `[B, count]` of the highest `scores [B, width]` in order, −1 where the rest is −inf."""
-    found = [best_ids(scores)]
+    columns = [best_ids(scores)]
     for _ in range(1, count):
-        scores = scores.scatter(1, found[-1][:, None].clamp(min=0), -torch.inf)
+        scores = scores.scatter(1, columns[-1][:, None].clamp(min=0), -torch.inf)
         best = best_ids(scores)
-        found.append(torch.where(scores.gather(1, best[:, None])[:, 0] > -torch.inf, best, NONE))
-    return torch.stack(found, 1)
+        columns.append(torch.where(scores.gather(1, best[:, None])[:, 0] > -torch.inf, best, NONE))
+    return torch.stack(columns, 1)
 
 
 def drawn_in_order(probs: Tensor, uniforms: Tensor) -> Tensor:
@@ -126,13 +126,13 @@ def drawn_in_order(probs: Tensor, uniforms: Tensor) -> Tensor:
 
     `uniforms`: `[B, count]` in [0, 1).
     """
-    first = draw_unchecked(probs, uniforms[:, 0])
-    found, left = [first], probs
+    columns = [draw_unchecked(probs, uniforms[:, 0])]
+    rest = probs
     for uniform in uniforms[:, 1:].unbind(-1):
-        left = left.scatter(1, found[-1][:, None].clamp(min=0), 0.0)
-        column = draw_unchecked(left, uniform)
-        found.append(torch.where(left.gather(1, column[:, None])[:, 0] > 0, column, NONE))
-    return torch.stack(found, 1)
+        rest = rest.scatter(1, columns[-1][:, None].clamp(min=0), 0.0)
+        column = draw_unchecked(rest, uniform)
+        columns.append(torch.where(rest.gather(1, column[:, None])[:, 0] > 0, column, NONE))
+    return torch.stack(columns, 1)
 
 
 def _filtered(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -164,13 +164,12 @@ def _static_changes(
 
 
 def _repetition(places: Sequence[Place], columns: Columns, device: torch.device) -> Tensor:
-    penalised = {own.id: own for own, _ in places if own.params.repetition_penalty != 1.0}
-    seen = {name: list(columns.of(set(own.tokens))) for name, own in penalised.items()}  # once for all nodes
-    at = [row * columns.width + column for row, (own, _) in enumerate(places) for column in seen.get(own.id, ())]
-    own_penalties = [own.params.repetition_penalty for own, _ in places for _ in seen.get(own.id, ())]
-    penalties = to_device(own_penalties, device, torch.float32)
+    penalised = {s.id: s for s, _ in places if s.params.repetition_penalty != 1.0}
+    seen = {name: list(columns.of(set(s.tokens))) for name, s in penalised.items()}  # once for all nodes
+    at = [row * columns.width + column for row, (s, _) in enumerate(places) for column in seen.get(s.id, ())]
+    penalties = [s.params.repetition_penalty for s, _ in places for _ in seen.get(s.id, ())]
     dense = torch.ones(len(places), columns.width, device=device)
-    dense.view(-1).index_copy_(0, to_device(at, device), penalties)
+    dense.view(-1).index_copy_(0, to_device(at, device), to_device(penalties, device, torch.float32))
     return dense
 
 

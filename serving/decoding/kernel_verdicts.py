@@ -3,7 +3,7 @@
 Seeded trees are verified by choice, those of which nothing was drawn level by level.
 
 Torch takes thirty operations a level, each of which costs as much as the arithmetic. The laws are those of
-`decoding.block_verification`, `decoding.traversal`, `decoding.noise` and `decoding.verification`.
+`decoding.block_verification`, `decoding.traversal`, `decoding.noise` and `decoding.reference_verification`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from distillspec.native.verdict_kernel import (
 from distillspec.serving.base.tree import DraftProbs, TokenTree
 from distillspec.serving.decoding.row_kinds import BLOCK
 from distillspec.serving.decoding.tree_batch import NONE
-from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.serving.decoding.verdict import TreeVerdict
 from distillspec.serving.decoding.verifier import PendingVerdicts
 from distillspec.types import SamplingPolicy
 
@@ -60,14 +60,14 @@ def verify_by_kernel(
         peaks: `[N]` float32, the largest of each row, finite.
         paths: verify whole paths of drawn tokens, not token by token.
     """
-    found = kernel.judge(logits, peaks, [_given(tree, paths) for tree in trees], chances)
+    judged = kernel.judge(logits, peaks, [_given(tree, paths) for tree in trees], chances)
+    width = judged.shape[1]
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:
-        width = found.shape[1]
-        lines = [read[place : place + width] for place in range(0, len(read), width)]
+        lines = [read[start : start + width] for start in range(0, len(read), width)]
         return [TreeVerdict(tuple(node for node in path if node != NONE), token) for token, *path in lines]
 
-    return PendingVerdicts(found.flatten(), verdicts)
+    return PendingVerdicts(judged.flatten(), verdicts)
 
 
 def _given(judged: JudgedTree, paths: bool) -> GivenTree:

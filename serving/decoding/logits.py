@@ -78,26 +78,33 @@ def transform(logits: Tensor, places: Sequence[Place], columns: Columns) -> None
     changes.apply(logits)
 
 
+class _Uploaded(NamedTuple):
+    """Numbers for elements of the flattened logits, on their device."""
+
+    indices: Tensor  # [n] int64
+    numbers: Tensor  # [n] float32
+
+
 class _Scatter:
-    """Places in the flattened logits, and a number for each, collected on the host."""
+    """Indices into the flattened logits, and a number for each, collected on the host."""
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self._places: list[Tensor] = []
+        self._indices: list[Tensor] = []
         self._numbers: list[Tensor] = []
 
     def add(self, rows: Sequence[int], values: Mapping[int, float]) -> None:
-        """Add the same columns, with their values, in all of `rows`. No place may be added twice."""
+        """Add the same columns, with their values, in all of `rows`. No index may be added twice."""
         if values:
-            at = torch.tensor(list(rows))[:, None] * self.width + torch.tensor(list(values))
-            self._places.append(at.flatten())
+            indices = torch.tensor(list(rows))[:, None] * self.width + torch.tensor(list(values))
+            self._indices.append(indices.flatten())
             self._numbers.append(torch.tensor(list(values.values()), dtype=torch.float32).repeat(len(rows)))
 
-    def uploaded(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        """Return places `[n]` int64 and numbers `[n]` float32, None if there are none."""
-        if not self._places:
+    def uploaded(self, device: torch.device) -> _Uploaded | None:
+        """Return all indices and numbers, None if there are none."""
+        if not self._indices:
             return None
-        return to_device(torch.cat(self._places), device), to_device(torch.cat(self._numbers), device)
+        return _Uploaded(to_device(torch.cat(self._indices), device), to_device(torch.cat(self._numbers), device))
 
 
 class _Changes:
@@ -111,11 +118,11 @@ class _Changes:
 
     def add(self, sequence: SequenceState, rows: Sequence[tuple[int, tuple[int, ...]]]) -> None:
         """Add the changes of one sequence in rows that follow its text and `drafted` tokens."""
-        params, every = sequence.params, [row for row, _ in rows]
+        params, all_rows = sequence.params, [row for row, _ in rows]
         if params.allowed_token_ids is not None:
-            self.limited += every
-            self.allowed.add(every, self._same(params.allowed_token_ids, 0.0))
-        self.bias.add(every, self.columns.of_values(params.logit_bias))
+            self.limited += all_rows
+            self.allowed.add(all_rows, self._same(params.allowed_token_ids, 0.0))
+        self.bias.add(all_rows, self.columns.of_values(params.logit_bias))
         for row, drafted in rows:
             self.banned.add([row], self._same(_banned(sequence, drafted), -torch.inf))
         if params.repetition_penalty != 1.0:
@@ -148,26 +155,26 @@ class _Changes:
         if self.limited:
             self._forbid_the_rest(logits, flat)
         if (banned := self.banned.uploaded(device)) is not None:
-            flat.index_fill_(0, banned[0], -torch.inf)
+            flat.index_fill_(0, banned.indices, -torch.inf)
         if (bias := self.bias.uploaded(device)) is not None:
-            flat.index_copy_(0, bias[0], flat[bias[0]] + bias[1])
+            flat.index_copy_(0, bias.indices, flat[bias.indices] + bias.numbers)
         if (seen := self.seen.uploaded(device)) is not None:
-            values = flat[seen[0]]
-            flat.index_copy_(0, seen[0], torch.where(values > 0, values / seen[1], values * seen[1]))
+            values = flat[seen.indices]
+            flat.index_copy_(0, seen.indices, torch.where(values > 0, values / seen.numbers, values * seen.numbers))
         # Drafted ids lose what written ones lose, in one subtraction: two would round differently.
         again = self.written_again.uploaded(device)
-        lowered = None if again is None else flat[again[0]] - again[1]
+        lowered = None if again is None else flat[again.indices] - again.numbers
         if (written := self.written.uploaded(device)) is not None:
-            flat.index_copy_(0, written[0], flat[written[0]] - written[1])
+            flat.index_copy_(0, written.indices, flat[written.indices] - written.numbers)
         if again is not None and lowered is not None:
-            flat.index_copy_(0, again[0], lowered)
+            flat.index_copy_(0, again.indices, lowered)
 
     def _forbid_the_rest(self, logits: Tensor, flat: Tensor) -> None:
         allowed = self.allowed.uploaded(logits.device)
-        kept = None if allowed is None else flat[allowed[0]]
+        kept = None if allowed is None else flat[allowed.indices]
         logits.index_fill_(0, to_device(self.limited, logits.device), -torch.inf)
         if allowed is not None and kept is not None:
-            flat.index_copy_(0, allowed[0], kept)
+            flat.index_copy_(0, allowed.indices, kept)
 
     def _same(self, ids: Iterable[int], value: float) -> dict[int, float]:
         """Return the columns of `ids`, all with one value."""

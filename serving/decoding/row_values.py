@@ -1,6 +1,6 @@
 """Values of rows of a step's logits: the target's distribution, or its own token.
 
-Where looks at the device are free, values are computed for the rows that are asked for. Elsewhere they are computed for
+Where device reads are free, values are computed for the rows that are asked for. Elsewhere they are computed for
 all rows at once, and picked on the device.
 """
 
@@ -20,16 +20,16 @@ Values = Callable[[Tensor], Tensor]
 Compute = Callable[[Sequence[int]], Tensor]
 
 
-def values_at(compute: Compute, rows: Sequence[int], count: int, device: torch.device, as_visited: bool) -> Values:
+def values_at(compute: Compute, rows: Sequence[int], count: int, device: torch.device, reads_are_free: bool) -> Values:
     """Return a function from rows `[m]` int64 to their values `[m, …]`.
 
     Args:
         compute: returns the values of rows given on the host.
         rows: all rows that may be asked for, in ascending order.
         count: rows of the step's logits.
-        as_visited: compute them when they are asked for, with a look at the device. Else all at once.
+        reads_are_free: compute them when they are asked for, with a device read. Else all at once.
     """
-    if as_visited:
+    if reads_are_free:
         return lambda at: compute(to_host(at).tolist())
     table = compute(rows)
     if len(rows) < count:
@@ -37,12 +37,12 @@ def values_at(compute: Compute, rows: Sequence[int], count: int, device: torch.d
     return lambda at: table.index_select(0, at)
 
 
-def row_probs(logits: Tensor, policies: Sequence[SamplingPolicy], sync: bool) -> Compute:
+def row_probs(logits: Tensor, policies: Sequence[SamplingPolicy], reads_are_free: bool) -> Compute:
     """Return what computes the distributions `[m, V]` float32 of rows of `logits [N, V]`.
 
     Args:
         policies: of each row.
-        sync: see `policy_probs`.
+        reads_are_free: see `policy_probs`.
     """
 
     def compute(rows: Sequence[int]) -> Tensor:
@@ -50,7 +50,7 @@ def row_probs(logits: Tensor, policies: Sequence[SamplingPolicy], sync: bool) ->
         for place, row in enumerate(rows):
             alike.setdefault(policies[row], []).append(place)
         parts = [
-            policy_probs(rows_of(logits, [rows[place] for place in places]), policy, sync=sync)
+            policy_probs(rows_of(logits, [rows[place] for place in places]), policy, reads_are_free=reads_are_free)
             for policy, places in alike.items()
         ]
         if len(parts) == 1:
@@ -71,7 +71,7 @@ def seeded_ids(probs: Compute, keys: Tensor, hashed: Tensor) -> Compute:
     """
 
     def compute(rows: Sequence[int]) -> Tensor:
-        own = to_device(keys[list(rows)], hashed.device)
-        return best_ids(probs(rows).div_(exponentials(own, hashed)))
+        row_keys = to_device(keys[list(rows)], hashed.device)
+        return best_ids(probs(rows).div_(exponentials(row_keys, hashed)))
 
     return compute

@@ -11,8 +11,8 @@ from torch import Tensor
 from distillspec.errors import ConfigError
 from distillspec.serving.base.tree import ROOT
 from distillspec.serving.decoding.sampling import TokenSampler
-from distillspec.serving.decoding.verification import TreeVerdict
-from distillspec.serving.decoding.windows import Judgement, VerificationWindow
+from distillspec.serving.decoding.verdict import Judgement, TreeVerdict
+from distillspec.serving.decoding.windows import VerificationWindow
 
 
 class SyntheticAcceptance(TokenSampler):
@@ -42,7 +42,9 @@ class SyntheticAcceptance(TokenSampler):
         return replace(judgement, verdict=TreeVerdict(self._path(window), judgement.verdict.next_token))
 
     def _path(self, window: VerificationWindow) -> tuple[int, ...]:
-        tree, path, node = window.tree, list[int](), ROOT
+        tree = window.tree
+        path: list[int] = []
+        node = ROOT
         while (children := tree.children.get(node)) and float(torch.rand((), generator=self._coins)) < self.alpha:
             node = children[0]
             path.append(node)

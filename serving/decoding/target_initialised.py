@@ -19,24 +19,23 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.decoding.drafting import drawn_in_order
 from distillspec.serving.decoding.tree_batch import TreeBatch
 from distillspec.serving.decoding.tree_rules import RejectionRule, Rule
-from distillspec.serving.decoding.verification import TreeVerdict
-from distillspec.serving.decoding.verifier import PendingVerdicts, Start, verify
+from distillspec.serving.decoding.verdict import TreeVerdict
+from distillspec.serving.decoding.verifier import PendingVerdicts, Start, Verify
 
 
 class CandidatesRule(RejectionRule):
-    """Accepts by rejection sampling, then draws several tokens of the target's own. `own`: `[B, W]` in [0, 1)."""
+    """Accepts by rejection sampling, then draws W tokens of the target's own. `next_uniforms`: `[B, W]` in [0, 1)."""
 
     def drawn(self, p: Tensor) -> Tensor:
-        return drawn_in_order(p, self.own)
+        return drawn_in_order(p, self.next_uniforms)
 
 
-def verify_from_roots(batch: TreeBatch, members: Sequence[int], rule: Rule, look: bool) -> PendingVerdicts:
+def verify_from_roots(batch: TreeBatch, members: Sequence[int], rule: Rule, verify: Verify) -> PendingVerdicts:
     """Verify the trees `members` behind each of their roots, and take the longest path of each tree."""
     starts = [(member, root) for member in members for root in batch.trees[member].roots]
     firsts = [batch.firsts[member] for member, _ in starts]
-    pending = verify(
-        batch, [Start(first + 1 + root, first) for first, (_, root) in zip(firsts, starts, strict=True)], rule, look
-    )
+    rows = [Start(first + 1 + root, first) for first, (_, root) in zip(firsts, starts, strict=True)]
+    pending = verify(batch, rows, rule)
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:
         longest: dict[int, TreeVerdict] = {}
@@ -50,5 +49,5 @@ def verify_from_roots(batch: TreeBatch, members: Sequence[int], rule: Rule, look
 
 def decided(sequences: Sequence[SequenceState], device: torch.device) -> PendingVerdicts:
     """Return the verdicts of rows that draft nothing: their first candidates, which are exact draws."""
-    found = [TreeVerdict((), sequence.candidates[0]) for sequence in sequences]
-    return PendingVerdicts(torch.empty(0, dtype=torch.int64, device=device), lambda _: found)
+    verdicts = [TreeVerdict((), sequence.candidates[0]) for sequence in sequences]
+    return PendingVerdicts(torch.empty(0, dtype=torch.int64, device=device), lambda _: verdicts)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from distillspec.serving.base.tree import ROOT, TokenTree
-from distillspec.serving.decoding.verification import after_rejection, group_probs, without
+from distillspec.serving.decoding.reference_verification import after_rejection, group_probs, without
 
 
 class Stop(NamedTuple):

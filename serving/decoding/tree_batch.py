@@ -33,12 +33,12 @@ class TreeBatch:
         self.rows = sum(sizes)
         self.child_count = [0] * self.rows
         plan = _Plan(self, trees)
-        held = to_device(plan.columns(), device)
-        self.tokens = held[0]
-        self.children = held[1 : 1 + plan.widest].T
-        self.elder = held[1 + plan.widest : 2 * plan.widest].T
-        own = held[2 * plan.widest :]
-        self.drawn = [DrawnRows(table, own[i]) for i, table in enumerate(plan.tables)]
+        uploaded = to_device(plan.columns(), device)
+        self.tokens = uploaded[0]
+        self.children = uploaded[1 : 1 + plan.widest].T
+        self.elder = uploaded[1 + plan.widest : 2 * plan.widest].T
+        table_rows = uploaded[2 * plan.widest :]
+        self.drawn = [DrawnRows(table, table_rows[i]) for i, table in enumerate(plan.tables)]
 
     def widest(self, rows: Sequence[int] | None = None) -> int:
         """Return the most children of any row, or of any of `rows`."""
@@ -54,7 +54,9 @@ class DrawnRows:
     """
 
     def __init__(self, table: DraftProbs, rows: Tensor) -> None:
-        self.probs, self.kept_ids, self.rows = table.probs, table.kept_ids, rows
+        self.probs = table.probs
+        self.kept_ids = table.kept_ids
+        self.rows = rows
 
     def columns(self, tokens: Tensor) -> Tensor:
         """Return the columns of token ids. Ids without one get a column that means nothing."""
@@ -91,7 +93,7 @@ class _Plan:
         self._children: list[list[int]] = [[] for _ in range(rows)]
         self._elder: dict[int, list[int]] = {}
         self._drawn: list[list[int]] = []
-        places: dict[int, int] = {}
+        numbers: dict[int, int] = {}  # of the tables, by id
         for first, tree in zip(batch.firsts, trees, strict=True):
             self._tokens[first + 1 : first + 1 + len(tree)] = tree.tokens
             for group in tree.groups:
@@ -100,19 +102,19 @@ class _Plan:
                 if len(nodes) > 1:
                     self._elder.update({node: nodes[:place] for place, node in enumerate(nodes)})
                 if group.drawn_from is not None:
-                    place = places.setdefault(id(group.drawn_from), len(places))
-                    if place == len(self.tables):
+                    number = numbers.setdefault(id(group.drawn_from), len(numbers))
+                    if number == len(self.tables):
                         self.tables.append(group.drawn_from)
                         self._drawn.append([NONE] * rows)
                     for node in nodes:
-                        self._drawn[place][node] = group.row
+                        self._drawn[number][node] = group.row
         batch.child_count[:] = map(len, self._children)
         self.widest = max(1, *batch.child_count)
 
     def columns(self) -> list[list[int]]:
         """Return tokens, children by rank, elder siblings by place, and rows in each table, `[N]` each."""
         ranks, elder = range(self.widest), self._elder
-        children = [[own[rank] if rank < len(own) else NONE for own in self._children] for rank in ranks]
-        nodes = range(len(self._tokens))
-        older = [[elder[n][place] if place < len(elder.get(n, ())) else NONE for n in nodes] for place in ranks[:-1]]
+        children = [[nodes[rank] if rank < len(nodes) else NONE for nodes in self._children] for rank in ranks]
+        rows = range(len(self._tokens))
+        older = [[elder[n][place] if place < len(elder.get(n, ())) else NONE for n in rows] for place in ranks[:-1]]
         return [self._tokens, *children, *older, *self._drawn]

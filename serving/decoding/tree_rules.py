@@ -1,7 +1,7 @@
 """The two rules by which drafted children are accepted, over many trees at once and without a device read.
 
 *Choice*: the target's own token is known at every node (greedy, or keyed noise of seeded requests), and the first child
-that is this token is accepted. *Rejection*: see `decoding.verification`, the readable oracle.
+that is this token is accepted. *Rejection*: see `decoding.reference_verification`.
 
 A rule computes a value for each node that is visited: the target's token, or its distribution p.
 """
@@ -47,7 +47,8 @@ class ChoiceRule:
     """Accepts the child that is the target's own token, given by `choose` for rows of logits."""
 
     def __init__(self, batch: TreeBatch, choose: Values) -> None:
-        self.batch, self.values = batch, choose
+        self.batch = batch
+        self.values = choose
 
     def accepted(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
         children = self.batch.children[at, :widest]
@@ -63,28 +64,34 @@ class RejectionRule:
     Args:
         batch: trees of several rows.
         probs: returns p `[m, V]` float32 at rows of logits.
-        accept: `[N]` float64 in [0, 1), one a row.
-        own: `[B]` float64 in [0, 1), for the target's own tokens.
-        look: a look at the device costs nothing, and may save work.
+        accept_uniforms: `[N]` float64 in [0, 1), one a row.
+        next_uniforms: `[B]` float64 in [0, 1), for the target's own tokens.
+        reads_are_free: a device read costs nothing, and may save work.
     """
 
-    def __init__(self, batch: TreeBatch, probs: Values, accept: Tensor, own: Tensor, look: bool) -> None:
-        self.batch, self.values, self.accept, self.own, self.look = batch, probs, accept, own, look
+    def __init__(
+        self, batch: TreeBatch, probs: Values, accept_uniforms: Tensor, next_uniforms: Tensor, reads_are_free: bool
+    ) -> None:
+        self.batch = batch
+        self.values = probs
+        self.accept_uniforms = accept_uniforms
+        self.next_uniforms = next_uniforms
+        self.reads_are_free = reads_are_free
 
     def accepted(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
-        found = torch.full_like(at, NONE)
+        accepted = torch.full_like(at, NONE)
         p = values
         for rank in range(widest):
             child = self.batch.children[at, rank]
-            tried = (child >= 0) & (found < 0)
+            tried = (child >= 0) & (accepted < 0)
             target_at = p.gather(1, self.batch.tokens[child][:, None])[:, 0]
-            yes = tried & accepts(target_at, self._draft_at(child, rank), self.accept[child])
-            found = torch.where(yes, child, found)
+            yes = tried & accepts(target_at, self._draft_at(child, rank), self.accept_uniforms[child])
+            accepted = torch.where(yes, child, accepted)
             if not self._some(tried & ~yes):
-                return found
+                return accepted
             if rank + 1 < widest:
                 p = self.normalised(self.residual(p.clone() if rank == 0 else p, child, tried & ~yes, rank))
-        return found
+        return accepted
 
     def next_tokens(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
         p = values
@@ -97,19 +104,19 @@ class RejectionRule:
 
     def drawn(self, p: Tensor) -> Tensor:
         """Draw the target's own tokens from `p [B, V]`."""
-        return draw_unchecked(p, self.own)
+        return draw_unchecked(p, self.next_uniforms)
 
     def _draft_at(self, child: Tensor, rank: int) -> Tensor:
         """Return q(x) `[m]` float32 of the children, 1 for deterministic ones."""
-        found = torch.ones(child.shape, device=child.device)
+        draft_at = torch.ones(child.shape, device=child.device)
         tokens = self.batch.tokens[child]
         for drawn in self.batch.drawn:
             if rank == 0:
                 q = drawn.probs_at(child, tokens)
             else:
                 q = drawn.probs_of(child, self.elder(child, rank)).gather(1, drawn.columns(tokens)[:, None])[:, 0]
-            found = torch.where(drawn.rows[child] >= 0, q, found)
-        return found
+            draft_at = torch.where(drawn.rows[child] >= 0, q, draft_at)
+        return draft_at
 
     def residual(self, p: Tensor, child: Tensor, rejected: Tensor, rank: int) -> Tensor:
         """Turn p `[m, V]` into max(0, p − q) where `child` was rejected, in place.
@@ -139,8 +146,8 @@ class RejectionRule:
             _write(p, part, kept_ids)
 
     def _some(self, mask: Tensor) -> bool:
-        """Return False only if a look shows that there are none."""
-        return not self.look or bool(mask.any())
+        """Return False only if a device read shows that there are none."""
+        return not self.reads_are_free or bool(mask.any())
 
     def elder(self, child: Tensor, rank: int) -> Tensor | None:
         """Return the tokens `[m, rank]` of earlier siblings in the group, −1 where there are fewer."""

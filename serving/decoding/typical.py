@@ -26,19 +26,21 @@ class TypicalRule:
     Args:
         batch: trees of several rows.
         probs: returns p `[m, V]` float32 at rows of logits.
-        own: `[B]` float64 in [0, 1), for the target's own tokens.
+        next_uniforms: `[B]` float64 in [0, 1), for the target's own tokens.
     """
 
-    def __init__(self, batch: TreeBatch, probs: Values, own: Tensor) -> None:
-        self.batch, self.values, self.own = batch, probs, own
+    def __init__(self, batch: TreeBatch, probs: Values, next_uniforms: Tensor) -> None:
+        self.batch = batch
+        self.values = probs
+        self.next_uniforms = next_uniforms
 
     def accepted(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
         children = self.batch.children[at, :widest]
-        found = values.gather(1, self.batch.tokens[children])
-        return first_child(children, found > least_probability(values)[:, None])
+        target_at = values.gather(1, self.batch.tokens[children])
+        return first_child(children, target_at > least_probability(values)[:, None])
 
     def next_tokens(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
-        return draw_unchecked(values, self.own)
+        return draw_unchecked(values, self.next_uniforms)
 
 
 def least_probability(probs: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Verification of many trees at once: levels × siblings, all rows together. Chains are trees of width one.
 
-Without looks at the device all levels are launched, and their verdicts are read once with everything else of a step.
-Where a look costs nothing (CPUs), only the nodes on the paths are computed: one level after another, up to a rejection.
+Where device reads cost time, all levels are launched, and their verdicts are read once with everything else of a step.
+Where reads are free (CPUs), only the nodes on the paths are computed: one level after another, up to a rejection.
 Verdicts are the same.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from distillspec.serving.base.transfer import to_device, to_host
 from distillspec.serving.decoding.tree_batch import NONE, TreeBatch
 from distillspec.serving.decoding.tree_rules import Rule
-from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.serving.decoding.verdict import TreeVerdict
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,11 @@ class Start(NamedTuple):
     first: int  # of the tree
 
 
-def verify(batch: TreeBatch, starts: Sequence[Start], rule: Rule, look: bool) -> PendingVerdicts:
-    """Verify trees of a batch by one rule."""
-    return _by_level(batch, starts, rule) if look else _at_once(batch, starts, rule)
+# Verifies trees of a batch by one rule: `verify_by_level` or `verify_all_levels`.
+Verify = Callable[[TreeBatch, Sequence[Start], Rule], PendingVerdicts]
 
 
-def _at_once(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> PendingVerdicts:
+def verify_all_levels(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> PendingVerdicts:
     """Launch all levels. Rows that have ended stay at their last node."""
     widest, depth = batch.widest(), max(tree.depth for tree in batch.trees)
     at = to_device([start.row for start in starts], batch.device)
@@ -51,8 +50,9 @@ def _at_once(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> PendingVe
         alive = alive & (child >= 0)
         at = torch.where(alive, child, at)
         path.append(torch.where(alive, child, NONE))
-    own = rule.next_tokens(rule.values(at), at, widest).view(len(starts), -1)
-    numbers, count = torch.cat([own, *(rows[:, None] for rows in path)], 1), own.shape[1]
+    tokens = rule.next_tokens(rule.values(at), at, widest).view(len(starts), -1)
+    count = tokens.shape[1]
+    numbers = torch.cat([tokens, *(rows[:, None] for rows in path)], 1)
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:
         return [
@@ -63,9 +63,10 @@ def _at_once(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> PendingVe
     return PendingVerdicts(numbers.flatten(), verdicts)
 
 
-def _by_level(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> PendingVerdicts:
-    """Go down the trees level by level, with a look after each."""
-    at, paths = [start.row for start in starts], [list[int]() for _ in starts]
+def verify_by_level(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> PendingVerdicts:
+    """Go down the trees level by level, with a device read after each."""
+    at = [start.row for start in starts]
+    paths = [list[int]() for _ in starts]
     visited = _Visited(rule, len(starts), batch.device)
     going = [row for row, node in enumerate(at) if batch.child_count[node]]
     while going:
@@ -80,8 +81,8 @@ def _by_level(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> PendingV
     tokens = rule.next_tokens(visited.last(at), to_device(at, batch.device), batch.widest(at))
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:
-        own = _split(read, len(starts))
-        return [_verdict(row, path, start.first) for row, path, start in zip(own, paths, starts, strict=True)]
+        next_tokens = _split(read, len(starts))
+        return [_verdict(row, path, start.first) for row, path, start in zip(next_tokens, paths, starts, strict=True)]
 
     return PendingVerdicts(tokens.flatten(), verdicts)
 
@@ -92,17 +93,17 @@ class _Visited:
     def __init__(self, rule: Rule, rows: int, device: torch.device) -> None:
         self.rule, self.device = rule, device
         self._nodes = [NONE] * rows
-        self._held: Tensor | None = None
+        self._values: Tensor | None = None
 
     def values(self, rows: Sequence[int], nodes: Sequence[int]) -> Tensor:
         """Compute the values of `nodes`, which `rows` visit now."""
         values = self.rule.values(to_device(list(nodes), self.device))
-        if len(rows) == len(self._nodes) and self._held is None:
-            self._held = values
+        if len(rows) == len(self._nodes) and self._values is None:
+            self._values = values
         else:
-            if self._held is None:
-                self._held = values.new_empty(len(self._nodes), *values.shape[1:])
-            self._held.index_copy_(0, to_device(list(rows), self.device), values)
+            if self._values is None:
+                self._values = values.new_empty(len(self._nodes), *values.shape[1:])
+            self._values.index_copy_(0, to_device(list(rows), self.device), values)
         for row, node in zip(rows, nodes, strict=True):
             self._nodes[row] = node
         return values
@@ -112,20 +113,20 @@ class _Visited:
         missing = [row for row, node in enumerate(at) if self._nodes[row] != node]
         if missing:
             self.values(missing, [at[row] for row in missing])
-        assert self._held is not None
-        return self._held
+        assert self._values is not None
+        return self._values
 
 
 def _split(read: Sequence[int], rows: int) -> list[Sequence[int]]:
     """Return the numbers of each row."""
     count = len(read) // rows
-    return [read[place : place + count] for place in range(0, len(read), count)]
+    return [read[start : start + count] for start in range(0, len(read), count)]
 
 
-def _verdict(own: Sequence[int], path: Sequence[int], first: int) -> TreeVerdict:
+def _verdict(next_tokens: Sequence[int], path: Sequence[int], first: int) -> TreeVerdict:
     """Return a verdict from the target's own tokens and rows of logits: those of the accepted nodes.
 
     −1: there is no further token, or row.
     """
-    token, *others = [token for token in own if token != NONE]
+    token, *others = [token for token in next_tokens if token != NONE]
     return TreeVerdict(tuple(row - first - 1 for row in path if row != NONE), token, tuple(others))

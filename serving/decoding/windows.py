@@ -17,7 +17,6 @@ from distillspec.serving.decoding.logits import Place
 from distillspec.serving.decoding.noise import key_tensor
 from distillspec.serving.decoding.row_kinds import Kind
 from distillspec.serving.decoding.tree_batch import TreeBatch
-from distillspec.serving.decoding.verification import TreeVerdict
 from distillspec.types import SamplingPolicy
 
 
@@ -36,14 +35,13 @@ class VerificationWindow:
 
 
 @dataclass
-class Step:
+class StepLogits:
     """The windows of a step and their logits.
 
     peaks: `[N]`, the largest logit of each row.
     best: `[N]` int64, the lowest id that has it, None where nobody has looked for it.
     finite: `[N]` int64, 1 for rows that define a distribution, 0 for others.
-    draw: returns float64 in [0, 1): `[N]` for the acceptance of nodes, `[B]` for the target's own tokens. It is asked
-        at most once, whatever the kinds of the rows are.
+    draw: returns `accept_uniforms` and `next_uniforms`. It is called at most once, whatever the kinds of the rows are.
     """
 
     windows: Sequence[VerificationWindow]
@@ -51,7 +49,7 @@ class Step:
     peaks: Tensor
     best: Tensor | None
     finite: Tensor
-    draw: Callable[[Step], tuple[Tensor, Tensor]]
+    draw: Callable[[StepLogits], tuple[Tensor, Tensor]]
 
     def __post_init__(self) -> None:
         self.trees = [window.tree for window in self.windows]
@@ -65,11 +63,13 @@ class Step:
         return self.draw(self)
 
     @property
-    def accept(self) -> Tensor:
+    def accept_uniforms(self) -> Tensor:
+        """`[N]` float64 in [0, 1), for the acceptance of nodes."""
         return self._uniforms[0]
 
     @property
-    def own(self) -> Tensor:
+    def next_uniforms(self) -> Tensor:
+        """`[B]` float64 in [0, 1), for the target's own tokens."""
         return self._uniforms[1]
 
     def noise_keys(self) -> Tensor:
@@ -82,35 +82,27 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Lot:
-    """Rows of one kind: the windows `members` of a step."""
+class KindWindows:
+    """The windows of a step that are verified in one way: `members` by their places in the step."""
 
     kind: Kind
     members: Sequence[int]
-    step: Step
+    step: StepLogits
 
     @property
     def trees(self) -> list[TokenTree]:
         return [self.step.trees[member] for member in self.members]
 
     @property
-    def own(self) -> Tensor:
-        """Uniforms for the target's own tokens `[B]`."""
-        return rows_of(self.step.own, self.members)
+    def next_uniforms(self) -> Tensor:
+        """`[B]` float64 in [0, 1), for the target's own tokens."""
+        return rows_of(self.step.next_uniforms, self.members)
 
     @property
     def rows(self) -> list[int]:
         """Rows of logits, in order."""
         firsts, trees = self.step.firsts, self.step.trees
         return [row for m in self.members for row in range(firsts[m], firsts[m] + 1 + len(trees[m]))]
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Verdict on a window."""
-
-    verdict: TreeVerdict | None  # None where the target's logits behind the text are NaN
-    sound: bool  # False where any of the window's logits is NaN, on the path or off it
 
 
 def policies_of(windows: Sequence[VerificationWindow]) -> list[SamplingPolicy]:

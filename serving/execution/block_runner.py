@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from distillspec.models.draft_steps import Unread
-from distillspec.models.few_tokens import FewTokens
+from distillspec.models.native_layers import NativeLayers
 from distillspec.serving.execution.flat_batch import FlatBatch
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.state_runner import StateRunner
@@ -23,8 +23,8 @@ class BlockRunner(StateRunner):
 
     drafts_block = True
 
-    def _few(self, batch: FlatBatch) -> FewTokens | None:
-        return None if self.model.sees_both_ways else super()._few(batch)
+    def _native(self, batch: FlatBatch) -> NativeLayers | None:
+        return None if self.model.sees_both_ways else super()._native(batch)
 
     def prepare(self, rows: Sequence[RowInput], count: int = 1) -> FlatBatch:
         """Return the input of one pass over `rows` with `count` − 1 masks behind each. Newest tokens are `wanted`."""

@@ -14,8 +14,9 @@ from torch import Tensor
 from distillspec.models.flat_view import FlatView, RowGroup
 from distillspec.models.slot_cache import SlotCache, SlotView
 from distillspec.serving.base.transfer import to_device
-from distillspec.serving.execution.host_batch import HostBatch, HostGroup, Ints
+from distillspec.serving.execution.host_batch import HostBatch, HostGroup
 from distillspec.serving.execution.row_input import RowInput
+from distillspec.types import Ints
 
 
 class OnDevice(NamedTuple):

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy
-from numpy.typing import NDArray
 
 from distillspec.models.ancestors import ancestor_words, see_each_other
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.row_input import RowInput
+from distillspec.types import Ints
 
 NARROW = 16  # rows of at most so many tokens are windows of drafted tokens, which attend together. Longer ones: prompts
-
-Ints = NDArray[numpy.int64]
 
 
 class HostBatch:

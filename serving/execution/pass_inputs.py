@@ -10,8 +10,9 @@ from distillspec.models.flat_view import FlatView, RowGroup
 from distillspec.models.slot_cache import SlotCache, SlotView
 from distillspec.serving.base.transfer import upload_into
 from distillspec.serving.execution.flat_batch import FlatBatch, laid_out, upload_table
-from distillspec.serving.execution.host_batch import HostBatch, Ints
+from distillspec.serving.execution.host_batch import HostBatch
 from distillspec.serving.execution.recorded_shapes import PassShape
+from distillspec.types import Ints
 
 
 class PassInputs:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from distillspec.models import LanguageModel
 from distillspec.models.draft_steps import DraftSteps
 from distillspec.models.features import FeatureTap
-from distillspec.models.few_tokens import FewTokens
 from distillspec.models.fused_layers import FusedLayers
+from distillspec.models.native_layers import NativeLayers
 from distillspec.models.packed_linear import PackedLinears
 from distillspec.models.slot_attention import hook, unhook
 from distillspec.native.library import cpp_compiler
@@ -25,7 +25,7 @@ class PreparedModel:
         pack_weights: False leaves all weights as they are.
         compile: True before the first pass, auto once it has computed for a while, False never. See `may_compile`.
         feature_ids: states that passes hand out (`FeatureTap`).
-        exact: False lets packing round the weights (`PackedLinears`, `FewTokens`, `DraftSteps`): a draft's.
+        exact: False lets packing round the weights (`PackedLinears`, `NativeLayers`, `DraftSteps`): a draft's.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class PreparedModel:
         self.packs = PackedLinears(model, exact=exact) if pack_weights and PackedLinears.helps(model) else None
         model.model.eval()
         # Reads weights before they are packed.
-        self.few = FewTokens.of(model, exact=exact, eight=not exact) if pack_weights else None
-        self.steps = DraftSteps.of(model, self.few, eight=True) if pack_weights and not exact else None
+        self.native = NativeLayers.of(model, exact=exact, eight=not exact) if pack_weights else None
+        self.steps = DraftSteps.of(model, self.native, eight=True) if pack_weights and not exact else None
         self.fused = FusedLayers(model) if may_fuse(model, compile) else None
         hook(model.model)
         if self.packs is not None:
@@ -66,7 +66,7 @@ class PreparedModel:
 
     def restore(self) -> None:
         """Undo the preparation."""
-        self.few = self.steps = self.fused = None
+        self.native = self.steps = self.fused = None
         if self.compiled is not None:
             self.compiled.detach()
         if self.packs is not None:

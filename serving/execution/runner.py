@@ -13,8 +13,8 @@ from torch.nn.functional import linear
 
 from distillspec.models import LanguageModel
 from distillspec.models.draft_steps import StatesBefore, Unread
-from distillspec.models.few_rows import FewRows, Ints
-from distillspec.models.few_tokens import FewTokens
+from distillspec.models.native_layers import NativeLayers
+from distillspec.models.native_rows import NativeRows
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.beside import Beside
 from distillspec.serving.execution.flat_batch import FlatBatch
@@ -24,7 +24,7 @@ from distillspec.serving.execution.launches import Launches
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.recorded_shapes import RecordedShapes
 from distillspec.serving.execution.row_input import RowInput
-from distillspec.types import OutputHead
+from distillspec.types import Ints, OutputHead
 
 
 class ModelRunner:
@@ -67,8 +67,8 @@ class ModelRunner:
     def read(self, rows: Sequence[RowInput]) -> Tensor:
         """Read all rows, windows and prompts alike, in one pass. Return last states `[Σ wanted, D]`, row by row."""
         Beside.give_way()  # or take the threads back, whatever kind of pass this is
-        if (few := self._few_of(rows)) is not None:
-            return self._read_few(few, rows)
+        if (native := self._native_of(rows)) is not None:
+            return self._read_native(native, rows)
         batch = self.prepare(rows)
         hidden = self.hidden(batch)
         if batch.host is not None and batch.host.wants_all:
@@ -90,14 +90,14 @@ class ModelRunner:
 
     def unread(self, rows: Sequence[RowInput], count: int) -> Unread:
         """Return chains on the CPU, for a call that reads them and drafts `count` positions (`DraftSteps`)."""
-        shape = FewRows.chains(*_numbers(rows))
+        shape = NativeRows.chains(*_numbers(rows))
         return Unread(_tokens(rows), shape, self.states_before(shape))
 
     def lacks_states(self, slot: int | None) -> bool:
         """Return True if the model reads states, and some of the slot's text are missing."""
         return False
 
-    def states_before(self, rows: FewRows) -> StatesBefore | None:
+    def states_before(self, rows: NativeRows) -> StatesBefore | None:
         """Return where the states are that the model reads beside these tokens, None if it reads tokens alone."""
         return None
 
@@ -112,7 +112,7 @@ class ModelRunner:
         """Run a pass as it is. Its time counts towards compiling."""
         started = time.perf_counter()
         hidden = self.eager(batch, states, position)
-        if self.prepared is not None and self.prepared.compiled is not None and self._few(batch) is None:
+        if self.prepared is not None and self.prepared.compiled is not None and self._native(batch) is None:
             self.prepared.compiled.spent(time.perf_counter() - started)
         return hidden
 
@@ -128,29 +128,29 @@ class ModelRunner:
 
     def layers(self, batch: FlatBatch, fed: Tensor | None = None, **named: int) -> Tensor:
         """Run the model's layers as they serve this pass best. For the arguments see `FlatView.hidden`."""
-        if (few := self._few(batch)) is not None:
-            return few.hidden(batch.view, batch.tokens, fed)
+        if (native := self._native(batch)) is not None:
+            return native.hidden(batch.view, batch.tokens, fed)
         return self.launches(batch, fed, **named)
 
-    def _few(self, batch: FlatBatch) -> FewTokens | None:
-        """Return the layers that are made for passes of few tokens, if this is one."""
-        few = None if self.prepared is None else self.prepared.few
-        return few if few is not None and few.takes(batch.view) else None
+    def _native(self, batch: FlatBatch) -> NativeLayers | None:
+        """Return the layers in one call of C++, if they take this pass."""
+        native = None if self.prepared is None else self.prepared.native
+        return native if native is not None and native.takes(batch.view) else None
 
-    def _few_of(self, rows: Sequence[RowInput]) -> FewTokens | None:
+    def _native_of(self, rows: Sequence[RowInput]) -> NativeLayers | None:
         """Return the same for rows that need no view of the cache: those of a model that reads tokens alone."""
-        few = None if self.prepared is None or self.model.state_input is not None else self.prepared.few
-        if few is None:
+        native = None if self.prepared is None or self.model.state_input is not None else self.prepared.native
+        if native is None:
             return None
         widest = max((len(row.tokens) for row in rows if row.is_wide), default=0)
-        return few if few.takes_rows(self.cache, [len(row.tokens) for row in rows], widest) else None
+        return native if native.takes_rows(self.cache, [len(row.tokens) for row in rows], widest) else None
 
-    def _read_few(self, few: FewTokens, rows: Sequence[RowInput]) -> Tensor:
+    def _read_native(self, native: NativeLayers, rows: Sequence[RowInput]) -> Tensor:
         self.passes += 1
         tokens = torch.from_numpy(_tokens(rows))
-        parts = list(FewRows.slices(few.most, [row.parents for row in rows], *_numbers(rows)))
+        parts = list(NativeRows.slices(native.most, [row.parents for row in rows], *_numbers(rows)))
         own = tokens.split([part.total for part in parts])
-        read = [few.hidden_of(self.cache, part, each[None]) for part, each in zip(parts, own, strict=True)]
+        read = [native.hidden_of(self.cache, part, each[None]) for part, each in zip(parts, own, strict=True)]
         hidden = torch.cat(read) if len(read) > 1 else read[0]
         if all(row.wanted == len(row.tokens) for row in rows):
             return hidden

@@ -11,7 +11,7 @@ from torch import Tensor
 from distillspec.models import LanguageModel
 from distillspec.models.draft_steps import StatesBefore
 from distillspec.models.eagle import keeps_keys_alone
-from distillspec.models.few_rows import FewRows
+from distillspec.models.native_rows import NativeRows
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.state_input import StateInput
 from distillspec.serving.base.transfer import between, to_device
@@ -74,7 +74,7 @@ class StateRunner(ModelRunner):
     def lacks_states(self, slot: int | None) -> bool:
         return slot in self.source.lacking
 
-    def states_before(self, rows: FewRows) -> StatesBefore:
+    def states_before(self, rows: NativeRows) -> StatesBefore:
         features, width = self._features(), self._input.target_width
         first, size = features.data_ptr(), features.itemsize
         by_slot, by_place = size * features.stride(0), size * features.stride(2)

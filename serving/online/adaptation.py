@@ -33,7 +33,8 @@ from distillspec.serving.online.log.redaction import Redaction
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.log.tap import ReplayTap
 from distillspec.serving.online.log.writer import LogWriter
-from distillspec.serving.online.reporting import Record, Reporter
+from distillspec.serving.online.reporting import Reporter
+from distillspec.serving.online.state.events import Report
 from distillspec.serving.online.state.layout import LOG_BYTES, OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.trainer_link import TrainerLink
@@ -71,7 +72,7 @@ class Adaptation:
         settings: OnlineSettings,
         *,
         redact: Redaction | None = None,
-        report: Callable[[Record], None] | None = None,
+        report: Report | None = None,
         wake: Callable[[], None] | None = None,
     ) -> None:
         self.engine, self.settings, self.layout = engine, settings, settings.layout
@@ -244,8 +245,12 @@ class Adaptation:
 
     def log_figures(self) -> dict[str, Any]:
         """Return the log's sizes, and since the start counts of answers logged and dropped, and processor time."""
-        own = {"waiting_tokens": self.writer.waiting_tokens, "cpu_s": self.tap.cpu_s + self.writer.cpu_s}
-        return {**self.replay.sizes(), **(self.tap.counters + self.writer.counters), **own}
+        return {
+            **self.replay.sizes(),
+            **(self.tap.counters + self.writer.counters),
+            "waiting_tokens": self.writer.waiting_tokens,
+            "cpu_s": self.tap.cpu_s + self.writer.cpu_s,
+        }
 
     def _keep_house(self) -> None:
         if self.pool.has_several:

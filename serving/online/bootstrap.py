@@ -70,11 +70,13 @@ def first_drafts(settings: OnlineSettings, target: LanguageModel, given: Mapping
                 f"online.folder={settings.layout.root} has the versions of one draft; give draft.path=FOLDER or none, "
                 "or another online.folder"
             )
-        found, problems = dict[str, Path](), list[str]()
+        folders, problems = dict[str, Path](), list[str]()
         for name in dict.fromkeys([*registry.pool.serving(), *drafts]):
             try:
-                own = registry.of(name)
-                found[name] = _version_to_start(settings, own, target, drafts.get(name), given.get(name)).path
+                draft_registry = registry.of(name)
+                folders[name] = _version_to_start(
+                    settings, draft_registry, target, drafts.get(name), given.get(name)
+                ).path
             except NothingIntact as error:
                 problems.append(f"{name}: {error}")
                 log.error("the draft %s is left out, and the others serve: %s", name, error)
@@ -82,9 +84,9 @@ def first_drafts(settings: OnlineSettings, target: LanguageModel, given: Mapping
                 if name in drafts:  # one that was withdrawn comes back
                     registry.pool.add(Member(name))
                     registry.pool.set_status(name, "serving", "given at the start")
-        if not found:
+        if not folders:
             raise NothingIntact("; ".join(problems) or f"{settings.layout.versions} has no draft that serves")
-        return found
+        return folders
 
 
 def has_pool(settings: OnlineSettings) -> bool:

@@ -21,7 +21,8 @@ from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import log_of
 from distillspec.serving.online.pool.specialists import share_of
-from distillspec.serving.online.reporting import Record, Reporter
+from distillspec.serving.online.reporting import Reporter
+from distillspec.serving.online.state.events import Record
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.state.pool import Member, Status
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -54,12 +55,17 @@ class LearningDraft:
     ) -> None:
         self.name, self.source = member.name, member.name or DRAFT
         self.registry = registry.of(member.name)
-        self._member, self._engine, self._reporter, self._load = member, engine, reporter, load
-        self._settings, self._replay, self._at_cost = settings, replay, at_cost
+        self._member = member
+        self._engine = engine
+        self._reporter = reporter
+        self._load = load
+        self._settings = settings
+        self._replay = replay
+        self._at_cost = at_cost
         self.served = ServedAcceptance(settings.gate, self._alarm, self.source)
         # A clone's first version was served as its owner's.
-        own = {v.served_as for v in self.registry.versions() if not member.cloned_from or v.metrics}
-        self.served.restore([record for record in registry.served() if record.version in own])
+        served_names = {v.served_as for v in self.registry.versions() if not member.cloned_from or v.metrics}
+        self.served.restore([record for record in registry.served() if record.version in served_names])
         log = log_of(member.name, replay, registry)
         judge = Judge(settings, self.registry, log, scores, self._costs, self._compared)
         drafting = None if self.on_trial else engine.draft_versions.get(self.source)
@@ -84,7 +90,7 @@ class LearningDraft:
         return None if serving is None else serving.name
 
     @property
-    def column(self) -> dict[str, str]:
+    def label(self) -> dict[str, str]:
         """Its name for a record, nothing for a server's only draft."""
         return {"draft": self.name} if self.name else {}
 
@@ -106,9 +112,14 @@ class LearningDraft:
 
     def of_pool(self) -> dict[str, Any]:
         """Return what the pool's list says of it, and why it is not trained any more, None for no reason."""
-        own, stuck = self._member, TrainerState.read(self._settings.layout.of(self.name).state).quarantined
-        found = {"status": own.status, "domain": own.domain, "cloned_from": own.cloned_from, "reason": own.reason}
-        return {**found, "quarantined": stuck}
+        member = self._member
+        return {
+            "status": member.status,
+            "domain": member.domain,
+            "cloned_from": member.cloned_from,
+            "reason": member.reason,
+            "quarantined": TrainerState.read(self._settings.layout.of(self.name).state).quarantined,
+        }
 
     def withdraw(self, reason: str) -> None:
         """Mark it as withdrawn. `LearningPool.follow` drops it."""
@@ -158,7 +169,7 @@ class LearningDraft:
             self._follow(record["to"])
         elif record["event"] == "promotion" or record.get("decision") == "promoted":
             self._follow(record.get("version") or record["candidate"])
-        self._reporter.tell({**record, **self.column})
+        self._reporter.tell({**record, **self.label})
 
     def _follow(self, version: str) -> None:
         """Let a specialist serve from its first promotion on, and withdraw one that goes back to what it began as."""

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from distillspec.errors import ConfigError, RunError
+from distillspec.serving.base.locked import one_at_a_time
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import RequestOutput
 from distillspec.serving.engine import Engine
-from distillspec.serving.online.gate.in_service import one_at_a_time
 from distillspec.serving.online.gate.step_costs import ServedLoad
 from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.learning_draft import LearningDraft
@@ -47,7 +47,10 @@ class LearningPool:
         replay: ReplayLog,
         reporter: Reporter,
     ) -> None:
-        self._settings, self._engine, self._registry, self._replay = settings, engine, registry, replay
+        self._settings = settings
+        self._engine = engine
+        self._registry = registry
+        self._replay = replay
         self._reporter = reporter
         self._load = ServedLoad()
         self._scores = ScoreTable(settings.layout.scores)
@@ -118,8 +121,8 @@ class LearningPool:
     @property
     def suspects(self) -> frozenset[str]:
         """Versions in service that are suspected."""
-        found = [draft.gatekeeper.suspicion for draft in self.drafts()]
-        return frozenset([suspicion.version.name for suspicion in found if suspicion is not None])
+        suspicions = [draft.gatekeeper.suspicion for draft in self.drafts()]
+        return frozenset([suspicion.version.name for suspicion in suspicions if suspicion is not None])
 
     @one_at_a_time
     def keep_specialists(self) -> None:
@@ -161,7 +164,7 @@ class LearningPool:
     def verdicts(self) -> list[dict[str, Any]]:
         """Return name, status, reason and verdict of every judged version, oldest first."""
         return [
-            {"version": v.name, "status": v.status, "reason": v.reason, **draft.column, **v.verdict}
+            {"version": v.name, "status": v.status, "reason": v.reason, **draft.label, **v.verdict}
             for draft in self.drafts()
             for v in draft.registry.versions()
             if v.verdict or v.reason
@@ -170,10 +173,10 @@ class LearningPool:
     def figures(self) -> dict[str, Any]:
         """Return the first draft's figures, those of each of several as `drafts`, and tokens gained by all."""
         drafts = self.drafts()
-        found = [draft.figures() for draft in drafts]
-        gained = sum(own["gained_tokens"] for own in found)
-        by_name = {draft.name: {**draft.of_pool(), **own} for draft, own in zip(drafts, found, strict=True)}
-        return {**found[0], "gained_tokens": gained, **({"drafts": by_name} if drafts[0].name else {})}
+        by_draft = [draft.figures() for draft in drafts]
+        gained = sum(figures["gained_tokens"] for figures in by_draft)
+        by_name = {draft.name: {**draft.of_pool(), **figures} for draft, figures in zip(drafts, by_draft, strict=True)}
+        return {**by_draft[0], "gained_tokens": gained, **({"drafts": by_name} if drafts[0].name else {})}
 
     def close(self) -> None:
         self._scores.close()

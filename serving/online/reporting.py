@@ -1,18 +1,15 @@
-"""Records of what online adaptation does, for `metrics.jsonl` and other readers."""
+"""Reporter of what online adaptation does, to `metrics.jsonl` and other readers."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from distillspec.errors import RunError
+from distillspec.serving.online.state.events import Record, Report
 
 log = logging.getLogger(__name__)
-
-Record = dict[str, Any]
-"""`event` (verdict, rollback, swap, alarm, figures, …), `time_s` and the event's own values."""
 
 
 class Reporter:
@@ -23,7 +20,7 @@ class Reporter:
         clock: seconds since the epoch.
     """
 
-    def __init__(self, report: Callable[[Record], None], clock: Callable[[], float]) -> None:
+    def __init__(self, report: Report, clock: Callable[[], float]) -> None:
         self._report, self._clock = report, clock
         self.events: Counter[str] = Counter()  # since the start. Verdicts count by their decision.
 

@@ -34,7 +34,9 @@ class TrainerLink:
     def __init__(
         self, settings: OnlineSettings, replay: ReplayLog, registry: VersionRegistry, reporter: Reporter
     ) -> None:
-        self.settings, self.layout, self.replay = settings, settings.layout, replay
+        self.settings = settings
+        self.layout = settings.layout
+        self.replay = replay
         embedded = settings.online.mode == "on"
         self.supervisor = Supervisor(settings, needed=self._has_work, members=self._learning) if embedded else None
         self._registry, self._reporter = registry, reporter
@@ -116,7 +118,8 @@ class TrainerLink:
 
         Args:
             idle: no request runs now.
-            suspects: versions that the trainer is to compare with their predecessors. At first nothing holds it back.
+            suspects: versions that the trainer is to compare with their predecessors. For `URGENT_S` nothing holds it
+                back.
         """
         until_s = self._urgent_until(suspects)
         told = until_s if suspects else None
@@ -195,7 +198,7 @@ class TrainerLink:
         """Return True while the trainer waits for answers: to learn from, or to judge a candidate by."""
         if self.paused or (self.supervisor is not None and (self.supervisor.problem or self.supervisor.failing)):
             return False
-        return any(map(self._is_short, self._owning()))
+        return any(map(self._waits_for_text, self._owning()))
 
     def _owning(self) -> list[str]:
         """Return the drafts that learn from a domain. Others wait for text that nobody writes. All, in an empty log."""
@@ -203,7 +206,7 @@ class TrainerLink:
         owners = set(owners_now(self.replay, self._registry.pool).values()) if any(members) else set()
         return [member for member in members if member in owners] or members
 
-    def _is_short(self, member: str) -> bool:
+    def _waits_for_text(self, member: str) -> bool:
         registry, state = self._registry.of(member), self._state(member)
         if state.quarantined:
             return False

@@ -16,7 +16,7 @@ import numpy
 from distillspec.serving.base.candidates import Candidates
 from distillspec.serving.base.shape import NO_TREE, TreeShape
 from distillspec.serving.costs.drafted import DraftedCosts
-from distillspec.serving.costs.table import Floats
+from distillspec.types import Floats
 
 
 class Drafted(NamedTuple):

@@ -15,8 +15,7 @@ import numpy
 
 from distillspec.serving.base.rows import RowView
 from distillspec.serving.costs.chain_batch import ChainBatch
-from distillspec.serving.costs.drafted import Ints
-from distillspec.serving.costs.table import Floats
+from distillspec.types import Floats, Ints
 
 MOST_LEVELS = 48  # values of τ that are tried, evenly chosen where there are more
 MOST_FURTHER = 64  # numbers of further tokens that are tried for each, evenly chosen too

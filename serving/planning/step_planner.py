@@ -161,7 +161,7 @@ class StepPlanner:
 
     def _earned(self, plan: StepPlan) -> float:
         """Return the tokens a second of a plan, with what the reading of long texts takes of each step."""
-        rows = [(each.row, each.row.left / (1 + each.tokens)) for each in plan.chosen if each.drafts]
+        rows = [(each.row, each.row.room / (1 + each.tokens)) for each in plan.chosen if each.drafts]
         read_s = sum([self.costs.paid_back_s(row, left) for row, left in rows])
         return plan.expected.tokens / (plan.expected.seconds + read_s)
 
@@ -217,7 +217,7 @@ class StepPlanner:
         if not drafted.shape.depth:
             return None
         tokens = drafted.tokens if option.likely is None else drafted.tokens * option.likely.missed
-        seconds = drafted.seconds + self.costs.paid_back_s(option, row.left / (1 + drafted.tokens))
+        seconds = drafted.seconds + self.costs.paid_back_s(option, row.room / (1 + drafted.tokens))
         return Offer(row.with_option(option), drafted.shape, tokens, tokens - self.price * seconds)
 
     def _find_trees(self, like: Option, rows: Sequence[RowView], only: RowView | None = None) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from distillspec.models.draft_steps import Chance, DraftSteps
-from distillspec.models.few_tokens import MOST_NODES
+from distillspec.models.native_layers import MOST_NODES
 from distillspec.serving.decoding.drafting import COLDEST, noise_keys
 from distillspec.serving.decoding.logits import Place, needs_transform
 from distillspec.serving.decoding.sampling import TokenSampler
@@ -38,12 +38,12 @@ class CallDrafting:
         if steps is None or not self.runner.hands_states:
             return False
         masks = self.runner.masks(max(row.shape.depth for row in rows))
-        if not steps.few.takes_chains(self.runner.cache, [len(text.tokens) + masks for text in texts]):
+        if not steps.native.takes_chains(self.runner.cache, [len(text.tokens) + masks for text in texts]):
             return False
         if any(sum(row.shape.reads) > MOST_NODES for row in rows):  # what a reader sees is a word of bits
             return False
         plan = call_plan(tuple([row.shape for row in rows]))
-        return steps.few.takes_level(plan.level)
+        return steps.native.takes_level(plan.level)
 
     def draft(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
         """Grow all trees. For arguments and result see `LevelDrafting.draft`."""

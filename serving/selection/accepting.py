@@ -10,7 +10,7 @@ import numpy
 
 from distillspec.serving.base.rows import RowView
 from distillspec.serving.base.tree import LOOKUP, SUFFIX
-from distillspec.serving.costs.table import Floats
+from distillspec.types import Floats
 
 DOMAINS, WORDS = 32, 128  # places that domains and prompt tokens are hashed to
 LONG_ANSWER = 256.0  # tokens

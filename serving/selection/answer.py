@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from distillspec.serving.costs.table import Floats
 from distillspec.serving.selection.batch import Prospect
 from distillspec.serving.selection.estimate import Tried
+from distillspec.types import Floats
 
 
 @dataclass

@@ -11,13 +11,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy
-from numpy.typing import NDArray
 
-from distillspec.serving.costs.drafted import Ints
 from distillspec.serving.costs.latency import LatencyModel
-from distillspec.serving.costs.table import Floats
+from distillspec.types import Bools, Floats, Ints
 
-Bools = NDArray[numpy.bool_]
 NONE = -1  # place of a row without a draft
 BETTER = 1.03  # times the tokens of a row that a change must bring for each row that it moves
 NOTHING = -1e9  # tokens that a draft is worth that may not draft

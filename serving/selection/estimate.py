@@ -9,9 +9,9 @@ import numpy
 
 from distillspec.serving.base.acceptance import Trial
 from distillspec.serving.base.draft_change import DraftChange
-from distillspec.serving.costs.table import Floats
 from distillspec.serving.selection.accepting import KEPT, Accepting, sigmoid
 from distillspec.serving.selection.fall import Fall
+from distillspec.types import Floats
 
 STRENGTH = 30.0  # trials that the estimate by features is worth beside a request's own
 ALIKE = 0.35  # of what a request's trials of other drafts say against the estimate holds for a draft too

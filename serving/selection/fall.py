@@ -7,8 +7,8 @@ from math import log
 
 import numpy
 
-from distillspec.serving.costs.table import Floats
 from distillspec.serving.selection.accepting import sigmoid
+from distillspec.types import Floats
 
 FALLEN = 0.05  # P(a token is accepted) of a draft that has collapsed
 USUAL, MOST = 0.2, 0.9  # the least that is expected where a draft can collapse, and the most that is believed of one

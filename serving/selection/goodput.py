@@ -12,7 +12,6 @@ from distillspec.serving.base.catch_up import READ_WITH_DRAFTING
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult, decoding_rows
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.costs.drafted import Ints
 from distillspec.serving.selection.accepting import domain_place, features, moved, of_domain, sigmoid
 from distillspec.serving.selection.answer import Answer
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of, members_of
@@ -23,6 +22,7 @@ from distillspec.serving.selection.free_share import FreeShare
 from distillspec.serving.selection.losses import Losses
 from distillspec.serving.selection.optimism import LASTING, Optimism
 from distillspec.serving.selection.prospects import Prospects
+from distillspec.types import Ints
 
 LEARN_EVERY = 16  # steps whose trials are learnt from together, and between two reviews of the rows' drafts
 REVIEW = 16  # tokens that a draft writes for an answer before the answer may get another one

@@ -8,8 +8,6 @@ import numpy
 
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.rows import Option, RowView
-from distillspec.serving.costs.drafted import Ints
-from distillspec.serving.costs.table import Floats
 from distillspec.serving.selection.accepting import sigmoid
 from distillspec.serving.selection.answer import Answer
 from distillspec.serving.selection.base import SelectionParts, drafts_of
@@ -18,6 +16,7 @@ from distillspec.serving.selection.estimate import DraftsAcceptance
 from distillspec.serving.selection.free_share import FreeShare
 from distillspec.serving.selection.optimism import Optimism
 from distillspec.serving.selection.tree_gains import TOKENS, TreeGains
+from distillspec.types import Floats, Ints
 
 LEAST_LEFT = 32  # tokens that an answer is taken to write still. As many as it has written, where those are more
 OPTIMISM_SD = 1.5  # standard deviations that an optimistic estimate of a draft's log-odds adds to their mean

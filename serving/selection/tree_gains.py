@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy
 
 from distillspec.serving.costs.known import KnownTrees
-from distillspec.serving.costs.table import Floats
+from distillspec.types import Floats
 
 PLACES = 64  # of the table: intervals of the chance
 

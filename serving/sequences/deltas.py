@@ -22,23 +22,24 @@ class Deltas:
     def __len__(self) -> int:
         return len(self._made)
 
-    def add(self, sequence: SequenceState, before: int, text: str, written: Detokenizer) -> None:
+    def add(self, sequence: SequenceState, before: int, text: str, detokenizer: Detokenizer) -> None:
         """Add what a sequence has written since it had `before` output tokens.
 
         Args:
-            text: what is known of it.
-            written: the answer's. It may have tokens left that it turns into text later.
+            text: as far as it is decoded.
+            detokenizer: the answer's. It may have put off tokens, whose text the delta gets later.
         """
-        if written.behind:
-            self._unwritten[len(self._made)] = written
+        if detokenizer.behind:
+            self._unwritten[len(self._made)] = detokenizer
         self._made.append(delta(sequence, before, text))
 
-    def end(self, sequence: SequenceState, written: Detokenizer) -> None:
+    def end(self, sequence: SequenceState, detokenizer: Detokenizer) -> None:
         """Add the rest of the text of a sequence that has ended without another token."""
-        self.add(sequence, sequence.output_length, written.flush(), written)
+        self.add(sequence, sequence.output_length, detokenizer.flush(), detokenizer)
 
     def take(self) -> tuple[tuple[SequenceDelta, ...], dict[int, Detokenizer]]:
-        """Return the deltas since the last call, and by their places the texts that they are still to get."""
-        taken = tuple(self._made), self._unwritten
-        self._made, self._unwritten = [], {}
-        return taken
+        """Return the deltas since the last call, and the detokenizers that still owe text, by index of delta."""
+        deltas, unwritten = tuple(self._made), self._unwritten
+        self._made = []
+        self._unwritten = {}
+        return deltas, unwritten

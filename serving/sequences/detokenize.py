@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-CONTEXT = 6  # prompt tokens decoded along, for tokenizers whose spaces depend on the tokens before
+CONTEXT = 6  # tokens of the prompt that are decoded too, for tokenizers whose spaces depend on the tokens before
 INCOMPLETE = "\ufffd"
-LONGEST = 64  # tokens without a whole character after which what is there is released
+LONGEST = 64  # tokens without a whole character, after which their bytes are released as they are
 
 
 class Detokenizer:
@@ -26,10 +26,11 @@ class Detokenizer:
         self.text = ""
         self.stopped_by: str | None = None
         self._ids = list(prompt_ids[-CONTEXT:])
-        self._decoded = 0  # ids before this place are in `text` or held back
+        # Ids from `_decoded` on are decoded anew for each token. The text before `_read` is out or held back.
+        self._decoded = 0
         self._read = len(self._ids)
-        self._held = ""
-        self._later: list[int] = []
+        self._held_back = ""
+        self._put_off: list[int] = []
 
     def add(self, token: int, may_stop: bool = True) -> str:
         """Append a token and return the text that it releases. Sets `stopped_by` when a stop string is complete."""
@@ -39,18 +40,18 @@ class Detokenizer:
         return before + (self._release(new) if may_stop else self._release_all(new))
 
     def later(self, token: int) -> str:
-        """Append a token whose text is not needed yet, and return none. For texts without stop strings."""
-        self._later.append(token)
+        """Append a token, put off its decoding, and return no text. For texts without stop strings."""
+        self._put_off.append(token)
         return ""
 
     @property
     def behind(self) -> bool:
         """True if tokens wait for `catch_up`."""
-        return bool(self._later)
+        return bool(self._put_off)
 
     def catch_up(self) -> str:
-        """Return the text that tokens release which were to be read later, the same as if each had been added."""
-        waiting, self._later = self._later, []
+        """Decode the tokens that `later` has put off. Return the text that they would have released in `add`."""
+        waiting, self._put_off = self._put_off, []
         return "".join([self.add(token) for token in waiting])
 
     def flush(self) -> str:
@@ -59,7 +60,7 @@ class Detokenizer:
             return ""
         before = self.catch_up()
         released = self._release(self._new_text(final=True))
-        rest, self._held = self._held, ""
+        rest, self._held_back = self._held_back, ""
         self.text += rest
         return before + released + rest
 
@@ -77,20 +78,21 @@ class Detokenizer:
         return after[len(before) :]
 
     def _release(self, new: str) -> str:
-        pending = self._held + new
-        found = [(place, -len(stop), stop) for stop in self.stop if (place := pending.find(stop)) >= 0]
-        if found:
-            place, _, self.stopped_by = min(found)
-            certain, self._held = pending[:place], ""
+        pending = self._held_back + new
+        # The stop string that begins first counts, of several that begin there the longest.
+        stops = [(start, -len(stop), stop) for stop in self.stop if (start := pending.find(stop)) >= 0]
+        if stops:
+            end, _, self.stopped_by = min(stops)
+            self._held_back = ""
         else:
-            keep = _possible_start(pending, self.stop)
-            certain, self._held = pending[: len(pending) - keep], pending[len(pending) - keep :]
-        self.text += certain
-        return certain
+            end = len(pending) - _possible_start(pending, self.stop)
+            self._held_back = pending[end:]
+        self.text += pending[:end]
+        return pending[:end]
 
     def _release_all(self, new: str) -> str:
         """Release text without looking for stop strings, as before `min_tokens`."""
-        certain, self._held = self._held + new, ""
+        certain, self._held_back = self._held_back + new, ""
         self.text += certain
         return certain
 

@@ -44,17 +44,22 @@ class SequenceManager:
         prefix_reuse: bool,
         caches: SlotFollower,
     ) -> None:
-        self.pool, self.limits, self.tokenizer, self.stop_ids = pool, limits, tokenizer, tuple(stop_ids)
-        self.prefixes, self.caches = Prefixes(pool, reuse=prefix_reuse), caches
+        self.pool = pool
+        self.limits = limits
+        self.tokenizer = tokenizer
+        self.stop_ids = tuple(stop_ids)
+        self.prefixes = Prefixes(pool, reuse=prefix_reuse)
+        self.caches = caches
         self.unfinished: dict[str, SequenceState] = {}  # by id, in order of arrival
         self.texts: dict[str, Detokenizer] = {}
         self.waiting: list[SequenceState] = []  # most urgent first
         # A heap of deadlines, arrivals and ids. It holds no text: answers end long before their deadlines.
         self._deadlines: list[tuple[float, int, str]] = []
         self._groups: dict[str, list[SequenceState]] = {}  # request id → its answers
-        self._arrivals, self._turns = 0, TenantTurns()
+        self._arrivals = 0  # answers that have come
+        self._turns = TenantTurns()
         self.deltas = Deltas()
-        self.unwiped = False  # True: the text of a deleted tenant may be in the caches, and nobody reads it
+        self.unwiped = False  # True: caches may hold text of a deleted tenant that nobody reads
         self.done: list[RequestOutput] = []
 
     @property
@@ -95,7 +100,7 @@ class SequenceManager:
         """Preempt and admit as scheduled, and reserve room for the next step of all running sequences."""
         for sequence_id in schedule.preempt:
             self.preempt(self.unfinished[sequence_id])
-        self.reserve_ahead(less=True)  # others get it next
+        self.reserve_ahead(less=True)  # what these give back, others get next
         self.reserve_ahead()
         for sequence_id in schedule.admit:  # last: what is free now is theirs
             self.admit(self.unfinished[sequence_id], now, shares=sequence_id in schedule.sharing)
@@ -106,7 +111,8 @@ class SequenceManager:
         prefix = self.prefixes.for_admission(sequence, tokens, shares=shares)
         taken = self.pool.take(sequence.id, tokens, self.prefixes.salt(sequence), prefix)
         self._wait_no_more(sequence)
-        sequence.slot, sequence.status = taken.slot, Status.PREFILL
+        sequence.slot = taken.slot
+        sequence.status = Status.PREFILL
         self.caches.enter_slot(sequence, prefix)
         self.caches.copy(taken.moves)
         self.caches.drop(taken.drops)
@@ -141,7 +147,7 @@ class SequenceManager:
             self.pool.forget(slot)
         for slot, owner in list(self.pool.owners.items()):
             self.caches.clear(slot)  # what it read may not have been finite
-            if self.unfinished[owner].slot is None:  # it was that one's admission that raised
+            if self.unfinished[owner].slot is None:  # its admission raised
                 self.pool.release(slot)
         for sequence in self.running:
             if sequence.finish_reason is None:
@@ -150,7 +156,11 @@ class SequenceManager:
                 self.finish(sequence, now)
 
     def reserve_ahead(self, *, less: bool = False) -> None:
-        """Reserve the tokens that the next step may add to running sequences: to all, or where that is `less` now."""
+        """Reserve the tokens that the next step may add to running sequences.
+
+        Args:
+            less: only for sequences that need fewer than they have.
+        """
         for sequence in self.running:
             tokens = reservation(sequence, self.limits)
             if not less or tokens < self.pool.reserved[sequence.id]:
@@ -174,9 +184,10 @@ class SequenceManager:
         """Remove a sequence that has a finish reason. The last of a request makes its output."""
         if sequence.status is Status.WAITING:
             self._wait_no_more(sequence)
-            self.caches.leave_slot(sequence)  # it may have had one, and be remembered for its return
+            self.caches.leave_slot(sequence)  # a preempted one is remembered for its return
         self._leave_slot(sequence)
-        sequence.status, sequence.stats.finished_s = Status.FINISHED, now
+        sequence.status = Status.FINISHED
+        sequence.stats.finished_s = now
         text = self.texts.pop(sequence.id).text
         sequence.text = None if self.tokenizer is None else text
         del self.unfinished[sequence.id]
@@ -206,7 +217,8 @@ class SequenceManager:
         """Mark what a tenant runs, so that nothing of it is kept when it has ended. `wipe` is due then, and now."""
         for sequence in self.unfinished.values():
             if sequence.request.tenant == tenant:
-                sequence.request, sequence.forgotten = replace(sequence.request, log=False), True
+                sequence.request = replace(sequence.request, log=False)
+                sequence.forgotten = True
         self.unwiped = True
 
     def wipe(self) -> None:
@@ -241,7 +253,7 @@ class SequenceManager:
 
     def _new(self, request: Request, index: int, bad_words: tuple[tuple[int, ...], ...]) -> SequenceState:
         params = request.params
-        own = () if params.ignore_eos else self.stop_ids
+        end_ids = () if params.ignore_eos else self.stop_ids
         room = min(self.pool.max_len, self.pool.token_budget) - len(request.prompt_ids)
         self._arrivals += 1
         return SequenceState(
@@ -251,7 +263,7 @@ class SequenceManager:
             arrival=self._arrivals,
             turn=self._turns.take(request),
             tokens=list(request.prompt_ids),
-            stop_ids=frozenset([*own, *params.stop_token_ids]),
+            stop_ids=frozenset([*end_ids, *params.stop_token_ids]),
             max_output=room if params.max_tokens is None else min(room, params.max_tokens),
             bad_words=bad_words,
         )
@@ -271,5 +283,6 @@ class SequenceManager:
         self.pool.release(sequence.slot)
         if sequence.forgotten or (not self.prefixes.reuse and sequence.params.n == 1):
             self.pool.forget(sequence.slot)
-        sequence.slot, sequence.computed = None, 0
+        sequence.slot = None
+        sequence.computed = 0
         self.unwiped = self.unwiped or sequence.forgotten

@@ -131,52 +131,91 @@ def plan_step(
     cache. An answer whose prompt is being read for another answer waits for that, and its place is kept. Shared memory
     counts once.
     """
-    needs = _needs(running, limits, held)
-    kept, preempted = _keep_what_fits(running, needs, limits)
-    admitted: list[SequenceState] = []
-    held_back: list[SequenceState] = []
-    sharing = set[str]()
-    known: dict[tuple[str, int], int] = {}
-    unread = {s.id: len(s.tokens) - s.computed for s in kept if s.status is Status.PREFILL}
-    before = {s.id: urgency(s) for s in kept if s.status is Status.PREFILL}
-    reading = {s.request.id for s in kept if s.status is Status.PREFILL}
+    planning = _Planning(running, limits, held)
     for sequence in waiting:
-        if len(admitted) == most:
+        if len(planning.admitted) == most or not planning.take(sequence):
             break
-        if sum([left for name, left in unread.items() if before[name] <= urgency(sequence)]) >= limits.prefill_chunk:
-            break  # what is less urgent is read after it
-        if preempted and urgency(sequence) > min(map(urgency, preempted)):
-            break  # preempted sequences get the next slot before any that come after them
-        needs[sequence.id] = reservation(sequence, limits)
-        others = admitted + held_back
-        victims = _make_room(sequence, kept, others, needs, limits)
-        if victims != [] and len(kept) + len(others) < limits.slots:  # memory is short: look at what it may share
-            staying = [s for s in kept if s.request.priority <= sequence.request.priority]  # never preempted for it
-            shared = held.shareable_tokens(sequence, staying)
-            needs[sequence.id] -= shared
-            if shared:
-                sharing.add(sequence.id)
-            victims = _make_room(sequence, kept, others, needs, limits)
+    return planning.plan()
+
+
+class _Planning:
+    """A plan in the making. Starts with the preemptions that running sequences need among themselves."""
+
+    def __init__(self, running: Sequence[SequenceState], limits: Limits, held: HeldTexts) -> None:
+        self.limits = limits
+        self.held = held
+        self.needs = _needs(running, limits, held)
+        self.kept, self.preempted = _keep_what_fits(running, self.needs, limits)
+        self.admitted: list[SequenceState] = []
+        self.held_back: list[SequenceState] = []  # places of these are kept
+        self.sharing: set[str] = set()
+        prefilling = [s for s in self.kept if s.status is Status.PREFILL]
+        self.unread = {s.id: len(s.tokens) - s.computed for s in prefilling}
+        self.urgency = {s.id: urgency(s) for s in prefilling}
+        self.requests_read = {s.request.id for s in prefilling}
+        self._cached: dict[tuple[str, int], int] = {}
+
+    def take(self, sequence: SequenceState) -> bool:
+        """Admit a waiting sequence, or keep its place. False: it has to wait, and so have those after it."""
+        if self._unread_before(sequence) >= self.limits.prefill_chunk:
+            return False  # what is less urgent is read after it
+        if self.preempted and urgency(sequence) > min(map(urgency, self.preempted)):
+            return False  # preempted sequences get the next slot before any that come after them
+        self.needs[sequence.id] = reservation(sequence, self.limits)
+        victims = self._find_victims(sequence)
         if victims is None:
-            break  # none overtakes the first that does not fit
-        asked = (sequence.request.id, len(sequence.tokens))  # answers to one prompt find the same
-        if asked not in known:
-            known[asked] = held.cached_tokens(sequence)
-        found = known[asked]
-        if sequence.request.id in reading and max(found, MIN_PREFIX) < sequence.prompt_length - 1:
-            held_back.append(sequence)
-            continue
-        preempted += victims
+            return False  # none overtakes the first that does not fit
+        cached = self._cached_tokens(sequence)
+        is_read = sequence.request.id in self.requests_read  # for another answer
+        if is_read and max(cached, MIN_PREFIX) < sequence.prompt_length - 1:
+            self.held_back.append(sequence)
+        else:
+            self._admit(sequence, victims, cached)
+        return True
+
+    def plan(self) -> SchedulePlan:
+        """Return the plan, with the prompt tokens to read."""
+        prefilling = [s for s in self.kept if s.status is Status.PREFILL]
+        reading = sorted(prefilling + self.admitted, key=urgency)
+        chunks = _chunks({s.id: self.unread[s.id] for s in reading}, self.limits.prefill_chunk)
+        admitted = tuple(s.id for s in self.admitted)
+        sharing = frozenset(self.sharing.intersection(admitted))
+        return SchedulePlan(tuple(s.id for s in self.preempted), admitted, chunks, sharing)
+
+    def _unread_before(self, sequence: SequenceState) -> int:
+        """Return the prompt tokens that are read before those of a waiting sequence."""
+        return sum([unread for name, unread in self.unread.items() if self.urgency[name] <= urgency(sequence)])
+
+    def _find_victims(self, sequence: SequenceState) -> list[SequenceState] | None:
+        """Return the sequences to preempt so that a waiting one fits, None if it does not fit."""
+        others = self.admitted + self.held_back
+        victims = _make_room(sequence, self.kept, others, self.needs, self.limits)
+        if victims == [] or len(self.kept) + len(others) >= self.limits.slots:
+            return victims
+        # Memory is short. Those of its own priority and above are never preempted for it, so it may share theirs.
+        staying = [s for s in self.kept if s.request.priority <= sequence.request.priority]
+        shared = self.held.shareable_tokens(sequence, staying)
+        self.needs[sequence.id] -= shared
+        if shared:
+            self.sharing.add(sequence.id)
+        return _make_room(sequence, self.kept, others, self.needs, self.limits)
+
+    def _cached_tokens(self, sequence: SequenceState) -> int:
+        """Return what `HeldTexts.cached_tokens` does, asked once for all answers to one prompt: they find the same."""
+        prompt = (sequence.request.id, len(sequence.tokens))
+        if prompt not in self._cached:
+            self._cached[prompt] = self.held.cached_tokens(sequence)
+        return self._cached[prompt]
+
+    def _admit(self, sequence: SequenceState, victims: Sequence[SequenceState], cached: int) -> None:
+        self.preempted += victims
         gone = {s.id for s in victims}
-        unread = {name: left for name, left in unread.items() if name not in gone}
-        kept = [s for s in kept if s.id not in gone]
-        admitted.append(sequence)
-        unread[sequence.id], before[sequence.id] = len(sequence.tokens) - found, urgency(sequence)
-        reading.add(sequence.request.id)
-    prefilling = [s for s in kept if s.status is Status.PREFILL]
-    chunks = _chunks({s.id: unread[s.id] for s in sorted(prefilling + admitted, key=urgency)}, limits.prefill_chunk)
-    names = tuple(s.id for s in admitted)
-    return SchedulePlan(tuple(s.id for s in preempted), names, chunks, frozenset(sharing.intersection(names)))
+        self.unread = {name: unread for name, unread in self.unread.items() if name not in gone}
+        self.kept = [s for s in self.kept if s.id not in gone]
+        self.admitted.append(sequence)
+        self.unread[sequence.id] = len(sequence.tokens) - cached
+        self.urgency[sequence.id] = urgency(sequence)
+        self.requests_read.add(sequence.request.id)
 
 
 def _needs(running: Sequence[SequenceState], limits: Limits, held: HeldTexts) -> dict[str, int]:

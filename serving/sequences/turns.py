@@ -10,7 +10,7 @@ MANY = 256  # tenants that are remembered before those who wait for nothing are 
 
 
 class TenantTurns:
-    """Numbers by which waiting answers go: of each tenant one, then of each the next one.
+    """Gives waiting answers the numbers that they go by: first an answer of each tenant, then the next of each.
 
     A tenant's answer gets the number after the last one's, and never one that has passed (start-time fair queueing with
     answers of equal cost, Goyal et al. 1996). Priorities are queues of their own. The answers of one tenant alone keep

@@ -44,7 +44,9 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics, *, local_names_only: bool) -> None:
-        self.app, self.config, self.metrics = app, config, metrics
+        self.app = app
+        self.config = config
+        self.metrics = metrics
         self.names = {"localhost", "127.0.0.1", "[::1]", config.host} if local_names_only else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,7 +134,9 @@ class _LimitedBody:
     """Receiving side of a request. Refuses a body that is too long or too slow while it arrives."""
 
     def __init__(self, receive: Receive, headers: Headers, config: ServerConfig) -> None:
-        self._receive, self._limit_bytes, self._limit_s = receive, config.max_body_kib * 1024, config.body_timeout_s
+        self._receive = receive
+        self._limit_bytes = config.max_body_kib * 1024
+        self._limit_s = config.body_timeout_s
         self._received_bytes, self._more = 0, True
         self._announced = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         self._deadline_s: float | None = None

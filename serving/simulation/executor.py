@@ -118,9 +118,9 @@ class SimulatedExecutor:
         timings = self._timings(work, windows, readings_s)
         self.now += _ends(timings) + self.hardware.host.seconds(len(work.decoding) + len(work.chunks))
         timer = work.timer
-        timer.draft_s = sum([timing.draft_s for timing in timings])
-        timer.target_s = sum([timing.target_s for timing in timings])
-        timer.readings_s = readings_s
+        timer.seconds["draft"] = sum([timing.draft_s for timing in timings])
+        timer.seconds["target"] = sum([timing.target_s for timing in timings])
+        timer.seconds["readings"] = readings_s
         for timing in timings if self.hardware.latency.members else ():
             timer.add_drafted(timing.drafted_s)
         return (*self._commit(work.decoding, windows), *self._read(work.chunks))

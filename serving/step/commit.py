@@ -17,8 +17,8 @@ from distillspec.serving.base.outputs import token_logprobs
 from distillspec.serving.base.requests import SequenceState, TokenLogprob
 from distillspec.serving.base.transfer import rows_of, to_device
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.decoding.verification import TreeVerdict
-from distillspec.serving.decoding.windows import Judgement, VerificationWindow
+from distillspec.serving.decoding.verdict import Judgement, TreeVerdict
+from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.proposers.base import versions_of
 from distillspec.serving.proposers.draft_health import DraftHealth
 from distillspec.serving.sequences.manager import SequenceManager
@@ -32,7 +32,7 @@ class Emission:
 
     sequence: SequenceState  # its last `len(rows)` tokens are the new ones
     tree: TokenTree  # the drafted tokens
-    path: tuple[int, ...]  # accepted nodes, those behind a stop token included
+    path: tuple[int, ...]  # accepted nodes, also those behind a stop token
     rows: tuple[int, ...]  # for each new token its row in the step's logits
     trials: tuple[Trial, ...]  # drafted tokens that were tried
     versions: Mapping[str, str]  # of the engine's draft models, by source
@@ -67,12 +67,11 @@ class Observer(Protocol):
 
 
 class Committer:
-    """Writes verdicts into `sequences` (to be set) and the target's cache, and shows the step to `observer`."""
+    """Writes verdicts into sequences and the target's cache, and shows the step to `observer`."""
 
-    sequences: SequenceManager
-
-    def __init__(self, cache: SlotCache) -> None:
+    def __init__(self, cache: SlotCache, sequences: SequenceManager) -> None:
         self.cache = cache
+        self.sequences = sequences
         self.observer: Observer | None = None
 
     def commit(
@@ -87,7 +86,7 @@ class Committer:
 
         Args:
             windows: drafted trees, in the order of `judgements`.
-            judgements: verdicts, None where logits are NaN.
+            judgements: their verdicts, None where logits are NaN.
             logits: `[Σ (1 + nodes), V]` rows of the windows, one after another.
             proposer: receives the accepted tokens.
             now: time of first tokens and ends.
@@ -97,14 +96,14 @@ class Committer:
         versions = versions_of(proposer.proposer)
         rows = _judging_rows(windows, judgements)
         logprobs = _logprobs(windows, judgements, rows, logits)
-        self._move_paths(windows, judgements, logits.device)
+        self._reorder_cache(windows, judgements, logits.device)
         for place, (window, judgement) in enumerate(zip(windows, judgements, strict=True)):
             verdict = judgement.verdict
             if verdict is None:
                 results.append(self._retry_without_draft(window, proposer) if len(window.tree) else self._fail(window))
                 continue
-            self._keep_path(window, verdict)
-            result = self._keep(window, verdict, logprobs.get(place, []), proposer)
+            self._count_as_read(window, verdict)
+            result = self._commit_text(window, verdict, logprobs.get(place, []), proposer)
             _count(window, result, versions, now)
             if not judgement.sound:  # a rejected token left NaN in the cache, and masked NaN is still NaN
                 self.cache.clear(window.sequence.held_slot, window.sequence.computed)
@@ -133,13 +132,14 @@ class Committer:
     def _fail(self, window: VerificationWindow) -> RowResult:
         """End a request whose own logits are NaN, and clear its slot."""
         sequence = window.sequence
-        sequence.finish_reason, sequence.error = "error", NOT_FINITE
+        sequence.finish_reason = "error"
+        sequence.error = NOT_FINITE
         self.cache.clear(sequence.held_slot)
         self.sequences.pool.forget(sequence.held_slot)
         self.sequences.deltas.end(sequence, self.sequences.texts[sequence.id])
         return _result(window, (), 0)
 
-    def _keep(
+    def _commit_text(
         self,
         window: VerificationWindow,
         verdict: TreeVerdict,
@@ -150,7 +150,7 @@ class Committer:
         sequence, tree, path = window.sequence, window.tree, verdict.path
         sequence.candidates = (verdict.next_token, *verdict.others) if verdict.others else ()
         before = sequence.output_length
-        text = self._append(sequence, _tokens(window, verdict))
+        text = self._append_tokens(sequence, _tokens(window, verdict))
         emitted = sequence.output_length - before
         # A target that gives candidates in place of a token has judged the nodes behind the path, too.
         judged = emitted + bool(verdict.others and sequence.finish_reason is None)
@@ -160,7 +160,7 @@ class Committer:
         proposer.committed(sequence, tree, path)
         return result
 
-    def _move_paths(
+    def _reorder_cache(
         self, windows: Sequence[VerificationWindow], judgements: Sequence[Judgement], device: torch.device
     ) -> None:
         """Bring the accepted nodes of all rows into order in the cache, from each sequence's length on.
@@ -176,7 +176,7 @@ class Committer:
         if moves:
             self.cache.gather(to_device(list(zip(*moves, strict=True)), device))
 
-    def _keep_path(self, window: VerificationWindow, verdict: TreeVerdict) -> None:
+    def _count_as_read(self, window: VerificationWindow, verdict: TreeVerdict) -> None:
         """Count the root and the accepted nodes as read. They are in the cache, in order from the sequence's length on.
 
         A step reads the newest token, so the last one counts as unread where none follows it yet.
@@ -187,9 +187,10 @@ class Committer:
         )
         sequence.computed += len(path) + (not verdict.others)
 
-    def _append(self, sequence: SequenceState, tokens: Sequence[int]) -> str:
+    def _append_tokens(self, sequence: SequenceState, tokens: Sequence[int]) -> str:
         """Append tokens until one ends the answer. Return the text that they release, as far as it is needed now."""
-        text, pieces = self.sequences.texts[sequence.id], []
+        text = self.sequences.texts[sequence.id]
+        pieces = []
         later = self.sequences.deltas.text_later and not text.stop
         for token in tokens:
             sequence.tokens.append(token)
@@ -211,9 +212,17 @@ class Committer:
 def _result(window: VerificationWindow, path: tuple[int, ...], emitted: int, judged: int = 0) -> RowResult:
     sequence, tree = window.sequence, window.tree
     trials = trials_of(tree, path, judged)
-    drawn = () if tree.is_chain else (tree.parents, path)
-    nodes, accepted = len(tree) - len(tree.roots), len(path) - bool(tree.roots and path)
-    return RowResult(sequence.id, tree.depth, nodes, accepted, emitted, trials, sequence.request.domain, *drawn)
+    return RowResult(
+        sequence.id,
+        tree.depth,
+        nodes=len(tree) - len(tree.roots),
+        accepted=len(path) - bool(tree.roots and path),
+        emitted=emitted,
+        trials=trials,
+        domain=sequence.request.domain,
+        parents=() if tree.is_chain else tree.parents,
+        path=() if tree.is_chain else path,
+    )
 
 
 def _tokens(window: VerificationWindow, verdict: TreeVerdict) -> list[int]:
@@ -223,13 +232,14 @@ def _tokens(window: VerificationWindow, verdict: TreeVerdict) -> list[int]:
 
 def _judging_rows(windows: Sequence[VerificationWindow], judgements: Sequence[Judgement]) -> list[list[int]]:
     """Return for each verdict the rows of logits that decided its tokens, empty without a verdict."""
-    found, first = [], 0
+    judging = []
+    first = 0
     for window, judgement in zip(windows, judgements, strict=True):
         verdict = judgement.verdict
         rows = [] if verdict is None else [first, *(first + 1 + node for node in verdict.path)]
-        found.append(rows[:-1] if verdict is not None and verdict.others else rows)
+        judging.append(rows[:-1] if verdict is not None and verdict.others else rows)
         first += 1 + len(window.tree)
-    return found
+    return judging
 
 
 def _logprobs(
@@ -247,9 +257,9 @@ def _logprobs(
     if not wanted:
         return {}
     chosen = rows_of(logits, [row for place in wanted for row in rows[place]])
-    tokens = [token for own, _ in wanted.values() for token in own]
-    found = iter(token_logprobs(chosen, tokens, [best for own, best in wanted.values() for _ in own]))
-    return {place: list(islice(found, len(own))) for place, (own, _) in wanted.items()}
+    flat = [token for tokens, _ in wanted.values() for token in tokens]
+    logprobs = iter(token_logprobs(chosen, flat, [most for tokens, most in wanted.values() for _ in tokens]))
+    return {place: list(islice(logprobs, len(tokens))) for place, (tokens, _) in wanted.items()}
 
 
 def _count(window: VerificationWindow, result: RowResult, versions: Mapping[str, str], now: float) -> None:

@@ -33,7 +33,7 @@ class _Message(NamedTuple):
     """Work that a step does before anything else."""
 
     run: Callable[[], None]
-    early: bool = False  # it may be done while the step before computes: no answer of that changes it
+    early: bool = False  # may run while the step before computes, whose answers do not change it
 
 
 class EngineCore:
@@ -66,11 +66,13 @@ class EngineCore:
         verification: str = "exact",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.executor, self.controller, self.target, self.clock = executor, controller, target, clock
-        self._speculation_length = controller.speculation_length  # packed weights, graphs and reservations are for it
-        limits = Limits(
-            pool.slots, pool.max_len, pool.token_budget, prefill_chunk, controller.speculation_length, 0, pool.block
-        )
+        self.executor = executor
+        self.controller = controller
+        self.target = target
+        self.clock = clock
+        lookahead = controller.speculation_length
+        self._speculation_length = lookahead  # packed weights, graphs and reservations are made for it
+        limits = Limits(pool.slots, pool.max_len, pool.token_budget, prefill_chunk, lookahead, block=pool.block)
         tokenizer, stop_ids = (None, ()) if target is None else (target.tokenizer, target.stop_ids)
         self.sequences = SequenceManager(pool, limits, tokenizer, stop_ids, prefix_reuse=prefix_reuse, caches=executor)
         executor.attach(self.sequences)
@@ -79,7 +81,7 @@ class EngineCore:
         self._unobserved: StepResult | None = None  # last step's, until the controller has learnt from it
         self._pace, self._verification = prefill_pace, verification
         self._messages: deque[_Message] = deque()
-        self._known: set[str] = set()
+        self._known_ids: set[str] = set()  # of unfinished requests
         self.before_step: Callable[[], None] | None = None
         self.meanwhile: Callable[[], None] | None = None
         self.may_keep: Callable[[str], bool] | None = None
@@ -103,7 +105,7 @@ class EngineCore:
         bad_words = self.sequences.bad_words(request.params)
         with self._submitting:
             self.check(request)
-            self._known.add(request.id)
+            self._known_ids.add(request.id)
         self._messages.append(_Message(partial(self.sequences.enqueue, request, now, bad_words), early=True))
 
     def abort(self, request_id: str) -> None:
@@ -167,9 +169,9 @@ class EngineCore:
             self.wipe()
         self.sequences.end_expired(timer.started)
         self.sequences.deltas.text_later = self.meanwhile is not None and self.executor.overlaps
-        begin = self.before_step  # another thread may take it away
-        if begin is not None and self.sequences.unfinished:
-            begin()
+        before_step = self.before_step  # another thread may take it away
+        if before_step is not None and self.sequences.unfinished:
+            before_step()
         waiting, running = self.sequences.waiting, self.sequences.running
         most = most_admitted(self.controller, waiting, running, self.limits, timer.started)
         schedule = plan_step(waiting, running, self._limits_now(most), most, self.sequences.prefixes)
@@ -180,7 +182,7 @@ class EngineCore:
             self.sequences.recover(self.clock())
             raise
         finished, (deltas, unwritten) = self.sequences.take_finished(), self.sequences.deltas.take()
-        self._known.difference_update(output.request_id for output in finished)
+        self._known_ids.difference_update(output.request_id for output in finished)
         return StepOutput(deltas, finished, result, unwritten)
 
     def _limits_now(self, most: int | None) -> Limits:
@@ -202,7 +204,7 @@ class EngineCore:
     def check(self, request: Request) -> None:
         """Raise what `submit` would raise."""
         if self.target is not None:
-            vocabulary, taken = self.target.identity.vocab_size, request.id in self._known
+            vocabulary, taken = self.target.identity.vocab_size, request.id in self._known_ids
             limited = request.params.allowed_token_ids is not None
             check_request(
                 request,
@@ -221,7 +223,7 @@ class EngineCore:
         planned = [(self.sequences.unfinished[chunk.sequence_id], chunk.tokens) for chunk in schedule.prefill]
         # An admission may have found another prefix than planned, where one before it took the memory.
         chunks = [(sequence, min(tokens, len(sequence.tokens) - sequence.computed)) for sequence, tokens in planned]
-        with timer.planning():
+        with timer.timing("planning"):
             view = self._view(decoding, sum(tokens for _, tokens in chunks))
             plan = self.controller.plan(view)
         meanwhile = partial(self._while_it_computes, timer)
@@ -231,14 +233,14 @@ class EngineCore:
             view,
             plan,
             view.prefill_tokens,
-            timer.draft_s,
-            timer.target_s,
-            timer.total_s,
-            reserved,
-            timer.drafted_s,
-            timer.readings_s,
-            timer.planning_s,
-            timer.overlapped_s,
+            draft_s=timer.seconds["draft"],
+            target_s=timer.seconds["target"],
+            total_s=timer.total_s,
+            reserved_tokens=reserved,
+            drafted_s=timer.drafted_s,
+            readings_s=timer.seconds["readings"],
+            planning_s=timer.seconds["planning"],
+            overlapped_s=timer.seconds["overlapped"],
         )
         self._observe()  # where no pass ran that it could overlap
         self.last_result = self._unobserved = result
@@ -252,7 +254,7 @@ class EngineCore:
         First what others wait for: the outputs of the step before (`meanwhile`). Requests are taken in up to the first
         message of another kind, so the order of messages stays.
         """
-        with timer.overlapping():
+        with timer.timing("overlapped"):
             if (deliver := self.meanwhile) is not None:  # another thread may take it away
                 deliver()
             self._observe()
@@ -285,5 +287,5 @@ class EngineCore:
             tuple([other.within(limit) for other in others]),
             sequence.request.domain,
             sequence.request.prompt_ids,
-            left=sequence.max_output - len(sequence.tokens) + sequence.prompt_length,
+            room=sequence.room,
         )

@@ -27,7 +27,7 @@ class DraftThread:
 
     def __init__(self, computes: bool = True) -> None:
         self.cores = torch.get_num_threads()
-        self._own = max(1, self.cores // DRAFT_SHARE)
+        self._threads = max(1, self.cores // DRAFT_SHARE)
         self._computes = computes
         self._executor: ThreadPoolExecutor | None = None
 
@@ -35,10 +35,10 @@ class DraftThread:
         """Yield each item with its result, in order, while the thread works on those behind."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(
-                1, thread_name_prefix="drafts", initializer=compute_with, initargs=(self._own,)
+                1, thread_name_prefix="drafts", initializer=compute_with, initargs=(self._threads,)
             )
         if self._computes:
-            torch.set_num_threads(self.cores - self._own)
+            torch.set_num_threads(self.cores - self._threads)
         waiting = [self._executor.submit(_inferring, work, item) for item in items]
         try:
             for item, result in zip(items, waiting, strict=True):

@@ -38,10 +38,10 @@ class StepWork:
                 self,
                 decoding=decoding,
                 chunks=(),
-                view=replace(self.view, rows=tuple(seen), prefill_tokens=0),
-                plan=replace(self.plan, rows=tuple(planned), readings=()),
+                view=replace(self.view, rows=tuple(view_rows), prefill_tokens=0),
+                plan=replace(self.plan, rows=tuple(plan_rows), readings=()),
             )
-            for decoding, seen, planned in rows
+            for decoding, view_rows, plan_rows in rows
         ]
         last = parts[-1]
         view = replace(last.view, prefill_tokens=self.view.prefill_tokens)

@@ -9,7 +9,7 @@ from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 
-LEAST = 8  # share of a step's prompt tokens, its inverse, that are read again where prompts take all
+LEAST_SHARE = 1 / 8  # of a step's prompt tokens, which are read again where prompts take all
 
 
 class LateStates:
@@ -46,7 +46,7 @@ class LateStates:
             prompts: those that it reads.
         """
         rows, lacking = list[RowInput](), self.runner.cache.lacking
-        room = max(most - prompts, most // LEAST, 1)
+        room = max(most - prompts, int(most * LEAST_SHARE), 1)
         for sequence in running:
             gap = lacking.get(sequence.held_slot)
             if gap is None or not room:

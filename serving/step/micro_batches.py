@@ -15,10 +15,10 @@ import numpy
 
 T = TypeVar("T")
 
-TRIAL = 8  # steps that a number of micro-batches is tried for
-AGAIN = 512  # steps after which it is looked for again. Twice as many whenever one batch was best, up to 16 times
+TRIAL = 8  # steps that one number of micro-batches is tried for
+AGAIN = 512  # steps until a new search. Doubled each time that one batch was best, up to 16 times as many
 CLEARLY = 0.97  # share of the best throughput below which further splitting is not tried
-FIND = 0  # as many as pay
+FIND = 0  # a setting: search for the number
 
 
 def split(items: Sequence[T], count: int) -> list[Sequence[T]]:
@@ -38,15 +38,19 @@ def pipelined_s(drafted_s: Sequence[float], verified_s: Sequence[float]) -> floa
 
 @dataclass
 class _Search:
-    """Search of the best number for steps of about so many rows."""
+    """Search for the best number of micro-batches, among steps of about as many rows.
+
+    `tokens` and `seconds` are sums over the steps with the number that is tried. `steps` counts these, and
+    after the end of the search those since.
+    """
 
     best: int = 1
-    trying: int = 1  # 0: nothing is tried
-    rates: dict[int, float] = field(default_factory=dict)
+    trying: int = 1  # 0: the search has ended
+    rates: dict[int, float] = field(default_factory=dict)  # tokens a second, by number
     tokens: float = 0.0
     seconds: float = 0.0
     steps: int = 0
-    wait: int = AGAIN
+    wait: int = AGAIN  # steps until the next search
 
 
 class MicroBatches:
@@ -55,7 +59,7 @@ class MicroBatches:
     From one on it splits further until throughput drops clearly, for each number of rows (by powers of two) alone.
 
     Args:
-        wanted: the number, `FIND` (0) to look for it.
+        wanted: the number, `FIND` (0) to search for it.
     """
 
     def __init__(self, wanted: int) -> None:
@@ -72,7 +76,13 @@ class MicroBatches:
         return min(search.trying or search.best, rows)
 
     def observe(self, rows: int, tokens: int, seconds: float) -> None:
-        """Learn from a step: how many rows drafted, tokens verified, and the seconds it took."""
+        """Learn from a step.
+
+        Args:
+            rows: that drafted.
+            tokens: verified.
+            seconds: of the step.
+        """
         if self.wanted != FIND or rows < 2:
             return
         search = self._search(rows)
@@ -101,6 +111,7 @@ class MicroBatches:
         if rate > best:
             search.best = search.trying
         search.trying = search.trying + 1 if rate >= CLEARLY * best and search.trying < rows else 0
-        search.tokens, search.seconds, search.steps = 0.0, 0.0, 0
+        search.tokens = search.seconds = 0.0
+        search.steps = 0
         if not search.trying:
             search.wait = min(2 * search.wait, 16 * AGAIN) if search.best == 1 else AGAIN

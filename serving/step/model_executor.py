@@ -19,7 +19,8 @@ from distillspec.serving.base.rows import ANYTHING, NOTHING, Option
 from distillspec.serving.base.transfer import on_device
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.decoding.sampling import TokenSampler
-from distillspec.serving.decoding.windows import Judgement, VerificationWindow
+from distillspec.serving.decoding.verdict import Judgement
+from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.kv_cache import Drop, Move, Prefix
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import (
@@ -63,7 +64,8 @@ class ModelExecutor:
             stream or a device of their own.
     """
 
-    sequences: SequenceManager
+    sequences: SequenceManager  # from `attach` on, as `committer`
+    committer: Committer
 
     def __init__(
         self,
@@ -73,17 +75,19 @@ class ModelExecutor:
         proposer: Proposer | None,
         micro_batches: int = 1,
     ) -> None:
-        self.target, self.runner, self.sampler = target, runner, sampler
+        self.target = target
+        self.runner = runner
+        self.sampler = sampler
         launches = target.device.type == "cuda"
         self._thread = DraftThread(computes=not launches)
         self._batches = MicroBatches(micro_batches if launches or self._thread.cores > 1 else 1)
         self._stream = DraftStream(target.device) if launches and micro_batches != 1 else None
-        self.committer, self._late = Committer(runner.cache), LateStates(runner)
+        self._late = LateStates(runner)
         self._set(proposer)
 
     @property
     def overlaps(self) -> bool:
-        return not self.sampler.look
+        return not self.sampler.reads_are_free
 
     @property
     def records(self) -> bool:
@@ -97,7 +101,8 @@ class ModelExecutor:
             self.runner.record_ahead(speculation_length)
 
     def attach(self, sequences: SequenceManager) -> None:
-        self.sequences = self.committer.sequences = sequences
+        self.sequences = sequences
+        self.committer = Committer(self.runner.cache, sequences)
 
     def context(self) -> AbstractContextManager[object]:
         return on_device(self.target.device)
@@ -114,7 +119,8 @@ class ModelExecutor:
         self._late.begin(self.sequences.running)
 
     def _set(self, proposer: Proposer | None) -> None:
-        self.proposer, self._health = proposer, DraftHealth(proposer, "the proposer", versions_of(proposer))
+        self.proposer = proposer
+        self._health = DraftHealth(proposer, "the proposer", versions_of(proposer))
         # Asking protocols takes microseconds, too many for every row of every step.
         self._counts: CountsSteps | None = proposer if isinstance(proposer, CountsSteps) else None
         self._ahead: ReadsAhead | None = proposer if isinstance(proposer, ReadsAhead) else None
@@ -137,7 +143,7 @@ class ModelExecutor:
         drafting = sum([bool(row.trees) for row in work.plan.rows])
         parts = work.split(self._batches.count(drafting))
         with closing(self._drafted(parts)) as drafted:  # after an error too no draft runs on
-            judged = [found for part, trees in drafted if (found := self._verify(part, trees)) is not None]
+            judged = [batch for part, trees in drafted if (batch := self._verify(part, trees)) is not None]
         if not judged:
             return ()
         windows = [window for part in judged for window in part.windows]
@@ -159,7 +165,7 @@ class ModelExecutor:
             yield from self._stream.in_order(partial(self._thread.ahead, parts), self._draft)
 
     def _draft(self, work: StepWork) -> list[TokenTree]:
-        with work.timer.drafting():
+        with work.timer.timing("draft"):
             trees = self._propose(work)
             self._read_ahead(work)
         return trees
@@ -167,7 +173,7 @@ class ModelExecutor:
     def _verify(self, work: StepWork, trees: Sequence[TokenTree]) -> _Judged | None:
         """Read and judge a micro-batch. None: it has only prompts, which are not read whole yet."""
         windows = [VerificationWindow(sequence, tree) for sequence, tree in zip(work.decoding, trees, strict=True)]
-        with work.timer.verifying():
+        with work.timer.timing("target"):
             hidden, windows = read_step(self.runner, self.sequences, windows, work.chunks)
             if not windows:
                 return None
@@ -213,17 +219,18 @@ class ModelExecutor:
     def _read_late_states(self, work: StepWork) -> None:
         """Read texts again whose states are missing, where prompts leave room."""
         if self.runner.cache.lacking:
-            started, prompts = work.timer.now, sum(tokens for _, tokens in work.chunks)
-            self._late.read(self.sequences.running, self.sequences.limits.prefill_chunk, prompts)
-            work.timer.readings_s += work.timer.now - started
+            prompts = sum(tokens for _, tokens in work.chunks)
+            with work.timer.timing("readings"):
+                self._late.read(self.sequences.running, self.sequences.limits.prefill_chunk, prompts)
 
     def _read_ahead(self, work: StepWork) -> None:
         """Let drafts read the texts of rows that will switch to them."""
         if not work.plan.readings or self._ahead is None:
             return
-        started, unfinished = work.timer.now, self.sequences.unfinished
-        self._ahead.read_ahead([(own.source, unfinished[own.sequence_id], own.tokens) for own in work.plan.readings])
-        work.timer.readings_s += work.timer.now - started
+        unfinished = self.sequences.unfinished
+        readings = [(read.source, unfinished[read.sequence_id], read.tokens) for read in work.plan.readings]
+        with work.timer.timing("readings"):
+            self._ahead.read_ahead(readings)
 
     def _propose(self, work: StepWork) -> list[TokenTree]:
         for reader in self._readers:
@@ -239,8 +246,8 @@ class ModelExecutor:
         proposals = self._health.ask(requests)
         if self._times is not None:
             work.timer.add_drafted(self._times.seconds)
-        found = iter(proposals)
-        trees = [next(found).shortened(row.verified_length) if row.trees else EMPTY for _, row in pairs]
+        drafted = iter(proposals)
+        trees = [next(drafted).shortened(row.verified_length) if row.trees else EMPTY for _, row in pairs]
         return [self._shortened_to_fit(sequence, tree) for sequence, tree in zip(work.decoding, trees, strict=True)]
 
     def _shortened_to_fit(self, sequence: SequenceState, tree: TokenTree) -> TokenTree:

@@ -14,8 +14,8 @@ from distillspec.serving.sequences.detokenize import Detokenizer
 class StepOutput:
     """New text by answer, and the requests that finished.
 
-    `unwritten` has, by the places of deltas, the texts that these are still to get (`written`). It is empty unless an
-    engine has work for `meanwhile`.
+    `unwritten`: index of a delta → the detokenizer that still owes it text (`written`). Empty unless an engine has work
+    for `meanwhile`.
     """
 
     deltas: tuple[SequenceDelta, ...] = ()
@@ -28,6 +28,6 @@ class StepOutput:
         if not self.unwritten:
             return self
         deltas = list(self.deltas)
-        for place, text in self.unwritten.items():
-            deltas[place] = replace(deltas[place], text=deltas[place].text + text.catch_up())
+        for index, detokenizer in self.unwritten.items():
+            deltas[index] = replace(deltas[index], text=deltas[index].text + detokenizer.catch_up())
         return replace(self, deltas=tuple(deltas), unwritten={})

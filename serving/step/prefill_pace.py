@@ -5,8 +5,8 @@ from __future__ import annotations
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.running_mean import running_mean
 
-LEAST = 4  # tokens. Where a pass of more takes hardly longer, their measured time allows more
-PATIENCE_S = 1.0  # prompts that wait are read within about so long, whatever that costs the others
+LEAST = 4  # tokens. More are read once it is measured that they take hardly longer
+PATIENCE_S = 1.0  # waiting prompts are read within about so long, whatever that costs the rows that decode
 NEW_WEIGHT = 0.1  # of the newest step in the running means
 
 
@@ -15,8 +15,8 @@ class PrefillPace:
 
     Args:
         most: tokens that a step reads while nobody decodes.
-        slowdown: share by which reading may lengthen a step of rows that decode. Where more requests could be read than
-            rows decode, it may in proportion: these few would hold up many.
+        slowdown: share by which reading may lengthen a step of rows that decode. Where more requests wait than rows
+            decode, the share is larger in proportion, so that few do not hold up many.
     """
 
     def __init__(self, most: int, slowdown: float) -> None:
@@ -41,7 +41,8 @@ class PrefillPace:
         spare_s = PATIENCE_S - unread * self._token_s
         if spare_s <= 0:
             return self.most
-        in_time = unread * self._plain_s / spare_s  # of unread = n · patience / (plain + n · token)
+        # A step of n tokens takes plain + n · token seconds. In time: n · patience / (plain + n · token) = unread.
+        in_time = unread * self._plain_s / spare_s
         share = self.slowdown * max(1.0, waiting / decoding)
         allowed = share * self._plain_s / max(self._token_s, 1e-9)
         return min(self.most, max(LEAST, int(in_time) + 1, int(allowed)))

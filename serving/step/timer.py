@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Literal
+
+Part = Literal["planning", "draft", "target", "readings", "overlapped"]
 
 
 class StepTimer:
-    """Seconds a step spends planning, drafting, in the target, and in all.
+    """Seconds of the parts of a step, and of the step in all.
 
-    `drafted_s` has those of each of several sources. `readings_s` has those of drafts that read ahead of a switch, and
-    of the target that reads texts again, `overlapped_s` those of the host's other work while a device runs the target.
+    `readings` are drafts that read ahead of a switch, and the target where it reads texts again. `overlapped` is the
+    host's other work while a device runs the target. `drafted_s` has the seconds of each of several sources.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.started = clock()
-        self.planning_s = self.draft_s = self.target_s = 0.0
+        self.seconds: dict[Part, float] = {
+            "planning": 0.0,
+            "draft": 0.0,
+            "target": 0.0,
+            "readings": 0.0,
+            "overlapped": 0.0,
+        }
         self.drafted_s: dict[str, float] = {}
-        self.readings_s = self.overlapped_s = 0.0
 
     @property
     def now(self) -> float:
@@ -30,35 +38,16 @@ class StepTimer:
         """Seconds since the step started."""
         return self.clock() - self.started
 
+    @contextmanager
+    def timing(self, part: Part) -> Iterator[None]:
+        """Add the time inside the block to a part, also where the block raises."""
+        started = self.clock()
+        try:
+            yield
+        finally:
+            self.seconds[part] += self.clock() - started
+
     def add_drafted(self, seconds: Mapping[str, float]) -> None:
         """Add the seconds of each of several sources."""
-        for source, own in seconds.items():
-            self.drafted_s[source] = self.drafted_s.get(source, 0.0) + own
-
-    @contextmanager
-    def planning(self) -> Iterator[None]:
-        """Add the time inside the block to `planning_s`."""
-        started = self.clock()
-        yield
-        self.planning_s += self.clock() - started
-
-    @contextmanager
-    def overlapping(self) -> Iterator[None]:
-        """Add the time inside the block to `overlapped_s`."""
-        started = self.clock()
-        yield
-        self.overlapped_s += self.clock() - started
-
-    @contextmanager
-    def drafting(self) -> Iterator[None]:
-        """Add the time inside the block to `draft_s`."""
-        started = self.clock()
-        yield
-        self.draft_s += self.clock() - started
-
-    @contextmanager
-    def verifying(self) -> Iterator[None]:
-        """Add the time inside the block to `target_s`."""
-        started = self.clock()
-        yield
-        self.target_s += self.clock() - started
+        for source, source_s in seconds.items():
+            self.drafted_s[source] = self.drafted_s.get(source, 0.0) + source_s

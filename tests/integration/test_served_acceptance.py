@@ -122,7 +122,7 @@ def engine_by(backend: str, target: LanguageModel, draft: LanguageModel, seed: i
     for runner in (engine.runner, engine.proposer.runner):
         assert runner.prepared is not None
         assert isinstance(runner.cache, PagedCache) == (backend == "pages")
-    assert (engine.runner.prepared.few is not None) == (backend == "packed")
+    assert (engine.runner.prepared.native is not None) == (backend == "packed")
     assert (engine.proposer.runner.prepared.steps is not None) == (backend == "packed")
     return engine
 

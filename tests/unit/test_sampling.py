@@ -69,13 +69,13 @@ def test_every_way_to_a_nucleus_gives_the_definition(top_p: float, scale: float,
     probs = torch.softmax((noise(4, 90, seed=seed) * scale).round(), -1)
     wanted = sorted_nucleus(probs, top_p)
     assert torch.equal(mask_nucleus(probs, top_p, prefix=4), wanted)
-    assert torch.equal(keep_nucleus(probs.clone(), top_p, sync=True), probs * wanted)
-    assert torch.equal(keep_nucleus(probs.clone(), top_p, sync=False), probs * wanted)
+    assert torch.equal(keep_nucleus(probs.clone(), top_p, reads_are_free=True), probs * wanted)
+    assert torch.equal(keep_nucleus(probs.clone(), top_p, reads_are_free=False), probs * wanted)
 
 
 @pytest.mark.parametrize(("top_p", "inside"), [(0.5, 4), (0.500001, 5), (0.125, 1), (0.9999999, 8)])
 def test_bisection_counts_equal_tokens_as_sums_do(top_p: float, inside: int) -> None:
-    kept = keep_nucleus(torch.full((1, 8), 0.125), top_p, sync=False)
+    kept = keep_nucleus(torch.full((1, 8), 0.125), top_p, reads_are_free=False)
     assert (kept > 0).tolist() == [[token < inside for token in range(8)]]
 
 
@@ -86,7 +86,7 @@ def test_nucleus_found_from_a_prefix_equals_the_one_from_a_full_sort(top_p: floa
     probs = torch.softmax((noise(5, 40, seed=seed) * scale).round(), -1)
     full, short = (mask_nucleus(probs, top_p, prefix) for prefix in (40, 4))
     assert torch.equal(full, short)
-    assert torch.equal(keep_nucleus(probs.clone(), top_p, sync=True), probs * full)
+    assert torch.equal(keep_nucleus(probs.clone(), top_p, reads_are_free=True), probs * full)
     mass = torch.where(full, probs, 0).sum(-1)
     smallest = torch.where(full, probs, INF).amin(-1)
     assert (mass > top_p - 1e-5).all()
@@ -196,11 +196,11 @@ def test_draw_follows_the_probabilities_and_does_not_depend_on_the_batch() -> No
 def test_without_device_syncs_the_distribution_is_the_same(policy: SamplingPolicy) -> None:
     """Ties too: logits of few levels, so that nuclei end within groups of equal tokens."""
     logits = torch.randint(0, 6, (50, 700), generator=torch.Generator().manual_seed(1)).float()
-    wanted, found = policy_probs(logits, policy), policy_probs(logits, policy, sync=False)
+    wanted, found = policy_probs(logits, policy), policy_probs(logits, policy, reads_are_free=False)
     assert torch.equal(wanted > 0, found > 0)
     torch.testing.assert_close(found, wanted)
     logits[3] = torch.nan
-    torch.testing.assert_close(policy_probs(logits, policy, sync=False)[:3], wanted[:3])  # others do not mind
+    torch.testing.assert_close(policy_probs(logits, policy, reads_are_free=False)[:3], wanted[:3])  # others do not mind
 
 
 @pytest.mark.parametrize("width", [5, 256, 700, 1024])

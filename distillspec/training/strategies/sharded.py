@@ -140,10 +140,10 @@ def _whole(tensor: Tensor) -> Tensor:
     if tensor.device.type != "cpu" or not tensor.placements[0].is_shard(0):
         return tensor.full_tensor()
     local, mesh = tensor.to_local(), tensor.device_mesh
-    own = local.new_zeros(-(-len(tensor) // mesh.size()), *tensor.shape[1:])
-    own[: len(local)] = local
-    parts = [torch.empty_like(own) for _ in range(mesh.size())]
-    torch.distributed.all_gather(parts, own, group=mesh.get_group())
+    padded = local.new_zeros(-(-len(tensor) // mesh.size()), *tensor.shape[1:])
+    padded[: len(local)] = local
+    parts = [torch.empty_like(padded) for _ in range(mesh.size())]
+    torch.distributed.all_gather(parts, padded, group=mesh.get_group())
     return torch.cat(parts)[: len(tensor)]
 
 

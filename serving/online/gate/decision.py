@@ -114,13 +114,13 @@ def _losers(evidence: Evidence, config: GateConfig, error: float) -> str:
 
     A tenant's name would stay in the registry after its answers were deleted.
     """
-    found = []
+    losers = []
     for name in (DOMAIN, TENANT):
         parts = evidence.groups(name, config.domain_requests)
         if len(parts) < 2:
             continue
-        for key, own in parts.items():
-            gain = own.gain(error / len(parts))
+        for key, part in parts.items():
+            gain = part.gain(error / len(parts))
             if gain.high < 0:
-                found.append(f"{gain.mean:+.1%} on {key if name is DOMAIN else 'a tenant'}")
-    return ", ".join(found)
+                losers.append(f"{gain.mean:+.1%} on {key if name is DOMAIN else 'a tenant'}")
+    return ", ".join(losers)

@@ -6,13 +6,15 @@ import logging
 from dataclasses import replace
 
 from distillspec.errors import ConfigError, RunError
+from distillspec.serving.base.locked import one_at_a_time
 from distillspec.serving.online.gate.decision import GateDecision
-from distillspec.serving.online.gate.in_service import InService, Report, Suspicion, Swap, one_at_a_time
 from distillspec.serving.online.gate.judge import Judge
 from distillspec.serving.online.gate.monitor import ServedAcceptance
+from distillspec.serving.online.gate.serving_version import ServingVersion, Suspicion, Swap
 from distillspec.serving.online.gate.suspicion import SuspicionCheck
 from distillspec.serving.online.judging.question import candidate_question
 from distillspec.serving.online.state.database import DatabaseFailed
+from distillspec.serving.online.state.events import Report
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
@@ -28,7 +30,7 @@ class Gatekeeper:
         swap: None: there is no engine (judging by hand), so promotion is enough.
         served: acceptance in service. None: no suspicion.
         report: takes every verdict, suspicion, promotion and rollback.
-        drafting: see `InService`.
+        drafting: see `ServingVersion`.
     """
 
     def __init__(
@@ -42,22 +44,25 @@ class Gatekeeper:
         report: Report | None = None,
         drafting: str | None = None,
     ) -> None:
-        self.settings, self.registry, self.judge, self.served = settings, registry, judge, served
+        self.settings = settings
+        self.registry = registry
+        self.judge = judge
+        self.served = served
         self._report = report or (lambda record: None)
-        self._in_service = InService(registry, swap, served, self._report, drafting)
-        self._suspicions = SuspicionCheck(self._in_service, judge)
-        self.lock = self._in_service.lock
+        self._serving_version = ServingVersion(registry, swap, served, self._report, drafting)
+        self._suspicions = SuspicionCheck(self._serving_version, judge)
+        self.lock = self._serving_version.lock
         self.waiting_for: str | None = None  # why the newest candidate is not judged yet
         self._judged_at: tuple[int, str | None] | None = None  # scores, and the candidate, at the last look
 
     @property
     def serving(self) -> Version | None:
         """The version that the engine drafts with."""
-        return self._in_service.version
+        return self._serving_version.version
 
     @property
     def suspicion(self) -> Suspicion | None:
-        return self._in_service.suspicion
+        return self._serving_version.suspicion
 
     def work(self) -> None:
         """Follow promotions from elsewhere, watch the version in service, judge where there are new scores."""
@@ -76,10 +81,10 @@ class Gatekeeper:
         if current is None or (self.serving is not None and current.name == self.serving.name):
             return
         try:
-            self._in_service.bring(current)
+            self._serving_version.bring(current)
         except ConfigError as error:
             log.error("the promoted draft %s is refused: %s", current.name, error)
-            self._in_service.roll_back(current, f"refused by the engine: {error}")
+            self._serving_version.roll_back(current, f"refused by the engine: {error}")
 
     @one_at_a_time
     def judge_newest(self, final: bool = False) -> GateDecision | None:
@@ -112,8 +117,8 @@ class Gatekeeper:
         Raises:
             ConfigError: no such version, or the engine refuses it. RunError: its folder is damaged.
         """
-        version = self._in_service.intact(name)
-        self._in_service.try_out(version)
+        version = self._serving_version.intact(name)
+        self._serving_version.try_out(version)
         return version
 
     @one_at_a_time
@@ -124,8 +129,8 @@ class Gatekeeper:
             ConfigError: no such version, or the engine refuses it. The old one stays.
             RunError: its folder is damaged, or another process was faster.
         """
-        version, current = self._in_service.intact(name), self.registry.current()
-        self._in_service.bring(version)
+        version, current = self._serving_version.intact(name), self.registry.current()
+        self._serving_version.bring(version)
         try:
             self.registry.promote(name, "promoted by hand", expected=None if current is None else current.name)
         except RunError:
@@ -144,13 +149,14 @@ class Gatekeeper:
             ConfigError: the engine refuses it, and the current version stays. RunError: there is none.
         """
         current = self.registry.current()
-        if self._in_service.tried is not None and current is not None and self.registry.problem_of(current) is None:
-            self._in_service.bring(current)
+        is_trial = self._serving_version.tried is not None
+        if is_trial and current is not None and self.registry.problem_of(current) is None:
+            self._serving_version.bring(current)
             return current
         back = self.registry.predecessor()
         if back is None or current is None:
             raise RunError("there is no earlier version to go back to")
-        self._in_service.bring(back)
+        self._serving_version.bring(back)
         try:
             back = self.registry.rollback("rolled back by hand", expected=current.name)
         except RunError:
@@ -162,14 +168,14 @@ class Gatekeeper:
     def _carry_out(self, verdict: GateDecision, candidate: Version, incumbent: Version) -> None:
         if verdict.decision == "promoted":
             try:
-                self._in_service.promote(candidate, verdict.reason, incumbent.name, verdict.acceptance_ratio)
+                self._serving_version.promote(candidate, verdict.reason, incumbent.name, verdict.acceptance_ratio)
             except ConfigError as error:
                 verdict = replace(verdict, decision="refused", reason=f"refused by the engine: {error}")
             except DatabaseFailed:  # says nothing of the candidate: it is judged again
                 raise
             except RunError as error:
                 current = self.registry.current() or incumbent
-                self._in_service.bring(current)
+                self._serving_version.bring(current)
                 if current.name == candidate.name:  # another server came to the same verdict, and was faster
                     return
                 verdict = replace(verdict, decision="inconclusive", reason=str(error))

@@ -36,7 +36,10 @@ class Judge:
         costs: Callable[[], Costs],
         compared: Callable[[], PoolComparison | None] | None = None,
     ) -> None:
-        self.config, self.registry, self.replay, self.table = settings.gate, registry, replay, table
+        self.config = settings.gate
+        self.registry = registry
+        self.replay = replay
+        self.table = table
         self._costs, self._compared = costs, compared
 
     def evidence(self, question: Question) -> Evidence:
@@ -64,8 +67,8 @@ class Judge:
         if not evidence.pairs:
             return None
         config = self.config if pool is None else replace(self.config, margin=pool.least_gain(self.config.margin))
-        found = decide(*names, evidence, config, 1 + self.registry.judged_in_vain(), final=final)
-        return found if pool is None or found is None else _of_pool(found, pool)
+        decision = decide(*names, evidence, config, 1 + self.registry.judged_in_vain(), final=final)
+        return decision if pool is None or decision is None else _of_pool(decision, pool)
 
     def regression(self, question: Question) -> str | None:
         """Return why the version in service is worse than its predecessor, None if that is not shown."""
@@ -96,8 +99,8 @@ class Judge:
 
     def progress(self, question: Question) -> str | None:
         """Return how far the evidence on a candidate has come, None if it is enough for a first look."""
-        found = len(self._pairs(question))
-        return f"{found} of {self.config.min_requests} conversations" if found < self.config.min_requests else None
+        conversations, needed = len(self._pairs(question)), self.config.min_requests
+        return f"{conversations} of {needed} conversations" if conversations < needed else None
 
     def _pairs(self, question: Question) -> list[Pair]:
         return paired(*self._read(question))
@@ -116,8 +119,9 @@ class Judge:
         return self.registry.problem_of(candidate) or self.table.problem(candidate.name)
 
 
-def _of_pool(found: GateDecision, pool: PoolComparison) -> GateDecision:
+def _of_pool(decision: GateDecision, pool: PoolComparison) -> GateDecision:
     """Return a decision with what it says of the whole pool."""
-    if found.gain is None:
-        return found
-    return replace(found, pool=pool.interval(found.gain), reason=f"{found.reason}; {pool.describe(found.gain)}")
+    if decision.gain is None:
+        return decision
+    reason = f"{decision.reason}; {pool.describe(decision.gain)}"
+    return replace(decision, pool=pool.interval(decision.gain), reason=reason)

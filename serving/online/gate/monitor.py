@@ -16,7 +16,7 @@ from distillspec.serving.base.acceptance import AcceptanceCounter, of_source
 from distillspec.serving.base.requests import RequestOutput
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.online.state.version import ServedRecord
-from distillspec.serving.online.training.drift import SETTLED, DriftDetector
+from distillspec.serving.online.training.drift import SETTLED, ShortLongAverages
 from distillspec.serving.step.commit import Emission
 from distillspec.types import Interval
 
@@ -61,10 +61,11 @@ class ServedAcceptance:
         self._running: dict[tuple[str, int], AnswerCounts] = {}
         self._recent_counts: dict[str, deque[AcceptanceCounts]] = {}
         self._totals: dict[str, Counter[str]] = {}
-        self._averages = DriftDetector(1.0)
+        self._averages = ShortLongAverages()
         self._collapsed = False
         self._earlier: dict[str, int] = {}  # requests of a version before it last came into service
-        self._finished = self._ended = 0  # requests with drafted tokens, and all
+        self._finished = 0  # requests with drafted tokens
+        self._ended = 0  # all requests
         self._changed: set[str] = set()  # versions counted since `take_changed`
         self._lock = Lock()
 
@@ -141,12 +142,12 @@ class ServedAcceptance:
         """
         enough = self.config.rollback_requests
         new, old = self._in_service(version), self._recent(predecessor)
-        counts = Counter(s.domain for s in new), Counter(s.domain for s in old)
+        new_counts, old_counts = Counter(s.domain for s in new), Counter(s.domain for s in old)
         least = min(self.config.domain_requests, enough)
-        known = {d for d in counts[0] if counts[1][d] >= least}
-        shared = {d for d in known if counts[0][d] >= least}
-        if sum(counts[0][d] for d in shared) < enough:  # enough for a collapse?
-            shared = {d for d in known if counts[0][d] >= min(FEWEST, least)}
+        known = {d for d in new_counts if old_counts[d] >= least}
+        shared = {d for d in known if new_counts[d] >= least}
+        if sum(new_counts[d] for d in shared) < enough:  # enough for a collapse?
+            shared = {d for d in known if new_counts[d] >= min(FEWEST, least)}
         new = [s for s in new if s.domain in shared]
         if len(new) < min(FEWEST, enough):
             return None
@@ -155,12 +156,12 @@ class ServedAcceptance:
             return None
         tried = {d: sum(s.tried for s in new if s.domain == d) for d in shared}
         old_of = {d: self._interval([s for s in old if s.domain == d]) for d in shared}
-        before = {d: found for d, found in old_of.items() if found is not None}
+        before = {d: alpha for d, alpha in old_of.items() if alpha is not None}
         if len(before) < len(shared):
             return None
         weight = sum(tried.values())
-        mean = sum(tried[d] * found.mean for d, found in before.items()) / weight
-        low = sum(tried[d] * found.low for d, found in before.items()) / weight
+        mean = sum(tried[d] * alpha.mean for d, alpha in before.items()) / weight
+        low = sum(tried[d] * alpha.low for d, alpha in before.items()) / weight
         if len(new) < enough:  # too few to draw from them again and again
             worse = upper_end(sum(s.accepted for s in new), weight) < self.config.collapse * low
         else:
@@ -172,19 +173,19 @@ class ServedAcceptance:
         with self._lock:
             versions = list(self._recent_counts)[-SHOWN:]
             totals = {version: dict(counts) for version, counts in self._totals.items()}
-        short, long = self._averages.averages().get("", (0.0, 0.0))
-        found: dict[str, Any] = {}
+        short, long = self._averages.short, self._averages.long
+        by_version: dict[str, Any] = {}
         for version in versions:
             domains = sorted({s.domain for s in self._recent(version)})
             whole = self.acceptance(version)
-            found[version] = {
+            by_version[version] = {
                 **totals[version],
                 "alpha": None if whole is None else whole.mean,
                 "low": None if whole is None else whole.low,
                 "high": None if whole is None else whole.high,
                 "domains": {d: i.mean for d in domains if (i := self.acceptance(version, {d})) is not None},
             }
-        return {"versions": found, "short": short, "long": long, "collapsed": self._collapsed}
+        return {"versions": by_version, "short": short, "long": long, "collapsed": self._collapsed}
 
     def accepted_gain(self, base: str) -> float:
         """Return the accepted tokens beyond those that `base` would have had at its own acceptance rate."""
@@ -220,13 +221,14 @@ class ServedAcceptance:
                 self._changed.add(version)
                 totals = self._totals.setdefault(version, Counter())
                 totals.update(requests=1, tried=tried, accepted=accepted)
-                self._averages.add("", tried, accepted)
+                if tried:
+                    self._averages.add(tried, accepted)
             self._finished += 1
             self._ended += 1
         self._watch_for_collapse()
 
     def _watch_for_collapse(self) -> None:
-        short, long = self._averages.averages().get("", (0.0, 0.0))
+        short, long = self._averages.short, self._averages.long
         collapsed = self._finished >= SETTLED and short < self.config.collapse * long
         if collapsed and not self._collapsed:
             self.alarm(f"acceptance collapsed: {short:.3f} of late, {long:.3f} before")

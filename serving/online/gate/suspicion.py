@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from distillspec.serving.online.gate.in_service import InService, Suspicion, one_at_a_time
+from distillspec.serving.base.locked import one_at_a_time
 from distillspec.serving.online.gate.judge import Judge
+from distillspec.serving.online.gate.serving_version import ServingVersion, Suspicion
 from distillspec.serving.online.judging.question import (
     ACQUITTED,
     SUSPECTED_AFTER,
@@ -24,14 +25,14 @@ SUSPECTED = "suspected: "  # start of a suspected version's reason
 class SuspicionCheck:
     """Watches the acceptance of the version in service, and compares a suspected one with its predecessor."""
 
-    def __init__(self, in_service: InService, judge: Judge) -> None:
-        self._in_service, self._judge = in_service, judge
-        self._registry, self.lock = in_service.registry, in_service.lock
+    def __init__(self, serving_version: ServingVersion, judge: Judge) -> None:
+        self._serving_version, self._judge = serving_version, judge
+        self._registry, self.lock = serving_version.registry, serving_version.lock
 
     @one_at_a_time
     def watch(self) -> None:
         """Suspect the version in service if its acceptance is below its predecessor's interval, or nobody judged it."""
-        current = self._in_service
+        current = self._serving_version
         if current.version is None or current.served is None or not current.is_check_due():
             return
         current.mark_checked()
@@ -51,18 +52,18 @@ class SuspicionCheck:
 
         If all that a question is decided by do not, the suspicion ends: what is written now is harder.
         """
-        current = self._in_service
+        current = self._serving_version
         if current.suspicion is None:
             return False
         question = suspicion_question(self._registry)
         if question is None or question.version.name != current.suspicion.version.name:
             return False
-        found = self._judge.regression(question)
-        if found is None:
+        evidence = self._judge.regression(question)
+        if evidence is None:
             if self._judge.has_all(question):
                 self._acquit(question.version)
             return False
-        reason = f"{current.suspicion.reason}; {found}"
+        reason = f"{current.suspicion.reason}; {evidence}"
         log.error("%s is rolled back: %s", question.version.name, reason)
         current.suspicion = None
         current.roll_back(question.version, reason)
@@ -103,20 +104,20 @@ class SuspicionCheck:
         verdict = self._registry.get(version.name).verdict
         asked = {SUSPECTED_AFTER: after, SUSPICIONS: 1 + verdict.get(SUSPICIONS, 0)}
         self._registry.judged(version.name, version.status, {**verdict, **asked}, f"{SUSPECTED}{problem}")
-        self._in_service.suspicion = Suspicion(version, problem)
+        self._serving_version.suspicion = Suspicion(version, problem)
         log.warning("%s is suspected, and serves on: %s", version.name, problem)
-        self._in_service.report({"event": "suspicion", "version": version.name, "reason": problem})
+        self._serving_version.report({"event": "suspicion", "version": version.name, "reason": problem})
 
     def _acquit(self, version: Version) -> None:
         acquitted = self._registry.promotions()[-1]["id"], self._judge.replay.newest_number()
         self._registry.judged(version.name, version.status, {**version.verdict, ACQUITTED: acquitted}, version.reason)
         self._clear(version)
         log.warning("%s is no longer suspected: the answers do not show that it is worse", version.name)
-        self._in_service.report({"event": "acquittal", "version": version.name})
+        self._serving_version.report({"event": "acquittal", "version": version.name})
 
     def _clear(self, version: Version) -> None:
         """Drop the suspicion, one from before a restart too."""
-        self._in_service.suspicion = None
+        self._serving_version.suspicion = None
         known = self._registry.get(version.name)
         if known.reason.startswith(SUSPECTED):
             self._registry.note(version.name, str(known.verdict.get("reason", "")))

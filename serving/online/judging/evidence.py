@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from distillspec.serving.online.judging.confidence import confidence_sequence
 from distillspec.serving.online.judging.score import Score, sum_scores
 from distillspec.serving.online.log.records import LogEntry
-from distillspec.types import Interval
-
-Floats = NDArray[numpy.float64]
+from distillspec.types import Floats, Interval
 
 
 @dataclass(frozen=True)
@@ -51,12 +49,12 @@ def paired(entries: Sequence[LogEntry], before: Mapping[int, Score], after: Mapp
             by_conversation.setdefault(entry.conversation, []).append(entry)
     return [
         Pair(
-            own[0].tenant,
-            own[0].domain,
-            sum_scores([before[entry.number] for entry in own]),
-            sum_scores([after[entry.number] for entry in own]),
+            conversation[0].tenant,
+            conversation[0].domain,
+            sum_scores([before[entry.number] for entry in conversation]),
+            sum_scores([after[entry.number] for entry in conversation]),
         )
-        for own in by_conversation.values()
+        for conversation in by_conversation.values()
     ]
 
 
@@ -108,10 +106,10 @@ class Evidence:
 
     def groups(self, name: Callable[[Pair], str], fewest: int) -> dict[str, Evidence]:
         """Split the pairs by domain or tenant. Groups of fewer than `fewest` are left out."""
-        found: dict[str, list[Pair]] = {}
+        by_name: dict[str, list[Pair]] = {}
         for pair in self.pairs:
-            found.setdefault(name(pair), []).append(pair)
-        return {key: Evidence(own, self.costs) for key, own in sorted(found.items()) if len(own) >= fewest}
+            by_name.setdefault(name(pair), []).append(pair)
+        return {key: Evidence(pairs, self.costs) for key, pairs in sorted(by_name.items()) if len(pairs) >= fewest}
 
     def without(self, tenant: str) -> Evidence:
         """Return the evidence of all other tenants."""

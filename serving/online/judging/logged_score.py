@@ -28,16 +28,18 @@ from distillspec.serving.online.log.records import LoggedAnswer
 from distillspec.types import SamplingPolicy
 
 
-def target_score(draft: LanguageModel, answer: LoggedAnswer, states: TargetStates, longest: int) -> Score:
+def target_score(draft: LanguageModel, answer: LoggedAnswer, states: TargetStates, speculation_length: int) -> Score:
     """Return what `logged_score` estimates, by whole distributions: the target reads the answer again."""
-    positions = measure_positions(draft, states.target, answer.sample(), answer.policy, states=states, depths=longest)
-    return Score.of(positions, answer.finished, longest, len(positions))
+    positions = measure_positions(
+        draft, states.target, answer.sample(), answer.policy, states=states, speculation_length=speculation_length
+    )
+    return Score.of(positions, answer.finished, speculation_length, len(positions))
 
 
-def nothing_accepted(answer: LoggedAnswer, longest: int) -> Score:
+def nothing_accepted(answer: LoggedAnswer, speculation_length: int) -> Score:
     """Return the score of a draft of which no token of an answer is accepted."""
     none = torch.zeros(len(answer.response_ids), dtype=torch.float64)
-    return Score.of(Positions(none, none, none, none, none, none), answer.finished, longest, len(none))
+    return Score.of(Positions(none, none, none, none, none, none), answer.finished, speculation_length, len(none))
 
 
 class LoggedTarget(NamedTuple):
@@ -51,8 +53,10 @@ class LoggedTarget(NamedTuple):
 
 
 @torch.no_grad()
-def logged_score(draft: LanguageModel, answer: LoggedAnswer, states: TargetStates | None, longest: int) -> Score:
-    """Return the score for speculation lengths up to `longest`.
+def logged_score(
+    draft: LanguageModel, answer: LoggedAnswer, states: TargetStates | None, speculation_length: int
+) -> Score:
+    """Return the score for speculation lengths up to `speculation_length`.
 
     Args:
         states: of the target, for drafts that read its states.
@@ -61,13 +65,13 @@ def logged_score(draft: LanguageModel, answer: LoggedAnswer, states: TargetState
         NonFiniteLogits: the draft's logits at some position define no distribution.
     """
     target, labels = logged_target(answer), torch.tensor(answer.response_ids)
-    hidden = drafted_hidden(draft, answer.sample(), states, longest)
-    found = [_positions(draft, target, each, labels, answer.policy) for each in hidden]
+    hidden = drafted_hidden(draft, answer.sample(), states, speculation_length)
+    by_position = [_positions(draft, target, each, labels, answer.policy) for each in hidden]
     if draft.state_input is not None:  # a draft accepts nothing at positions that it cannot draft
         none = torch.zeros(len(labels), dtype=torch.float64)
-        found += [Positions(none, none, none, none, none, none)] * (longest - len(found))
-    positions = replace(found[0], deeper=tuple(found[1:]))
-    return Score.of(positions, answer.finished, longest, int(target.known.sum()))
+        by_position += [Positions(none, none, none, none, none, none)] * (speculation_length - len(by_position))
+    positions = replace(by_position[0], deeper=tuple(by_position[1:]))
+    return Score.of(positions, answer.finished, speculation_length, int(target.known.sum()))
 
 
 def logged_target(answer: LoggedAnswer) -> LoggedTarget:

@@ -30,15 +30,15 @@ class Question:
 
     def unseen(self, replay: ReplayLog, most: int) -> list[LogEntry]:
         """Return the first answers of conversations that neither has seen any of, of at most `most` conversations."""
-        found, conversations = [], set[int]()
+        unseen, conversations = [], set[int]()
         for entry in replay.entries(after=max(self.after, self.start)):
             if entry.conversation <= self.after or entry.time_s <= self.since_s:
                 continue
             if entry.conversation not in conversations and len(conversations) == most:
                 continue
             conversations.add(entry.conversation)
-            found.append(entry)
-        return found
+            unseen.append(entry)
+        return unseen
 
 
 def candidate_question(registry: VersionRegistry) -> Question | None:

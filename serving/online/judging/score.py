@@ -19,9 +19,9 @@ class Score:
     positions: int
 
     @classmethod
-    def of(cls, positions: Positions, finished: bool, longest: int, known: int) -> Score:
+    def of(cls, positions: Positions, finished: bool, speculation_length: int, known: int) -> Score:
         """Return the score on one answer with `known` positions that count. See `count_blocks`."""
-        counts = count_blocks(positions, finished, longest)
+        counts = count_blocks(positions, finished, speculation_length)
         alpha = float(positions.alpha.sum())
         return cls(tuple(counts.tokens.tolist()), tuple(counts.blocks.tolist()), alpha, known)
 

@@ -44,9 +44,9 @@ def conversation_of(rows: sqlite3.Connection, tenant: str, prompt_ids: Sequence[
 def _prefix_hashes(tenant: str, prompt_ids: Sequence[int], lengths: Iterable[int]) -> list[str]:
     """Return the hashes of the first `lengths` tokens, lengths in ascending order."""
     content = numpy.asarray(prompt_ids, dtype=numpy.int32)
-    digest, read, found = hashlib.sha256(tenant.encode()), 0, []
+    digest, read, hashes = hashlib.sha256(tenant.encode()), 0, []
     for length in lengths:
         digest.update(content[read:length].tobytes())
         read = length
-        found.append(digest.hexdigest()[:32])
-    return found
+        hashes.append(digest.hexdigest()[:32])
+    return hashes

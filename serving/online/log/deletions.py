@@ -20,7 +20,10 @@ class Deletions:
     """
 
     def __init__(self, manifest: Manifest, files: ShardFiles, exports: Exports, clock: Callable[[], float]) -> None:
-        self._manifest, self._files, self._exports, self._clock = manifest, files, exports, clock
+        self._manifest = manifest
+        self._files = files
+        self._exports = exports
+        self._clock = clock
         # Tenant → the recorded time of its deletion, and that time by this process's clock.
         self._known = {tenant: (at, min(at, clock())) for tenant, at in manifest.deleted_at().items()}
 

@@ -71,13 +71,13 @@ class Manifest:
             ConfigError: `key` differs from the recorded one, or there is neither.
         """
         with self._database.transaction() as rows:
-            found = rows.execute("SELECT value FROM facts WHERE name = 'key'").fetchone()
-            if found is None:
+            row = rows.execute("SELECT value FROM facts WHERE name = 'key'").fetchone()
+            if row is None:
                 if key is None:
                     raise ConfigError(f"the log in {self.folder} is empty; a server with online=on fills it")
                 rows.execute("INSERT INTO facts VALUES ('key', ?)", (json.dumps(asdict(key)),))
                 return key
-        recorded = LogKey(**json.loads(found[0]))
+        recorded = LogKey(**json.loads(row[0]))
         if key is not None and key != recorded:
             name = next(name for name, value in asdict(key).items() if getattr(recorded, name) != value)
             raise ConfigError(
@@ -112,10 +112,10 @@ class Manifest:
     def go_on_from(self, number: int) -> None:
         """Give numbers above `number` from now on, and above those of all answers."""
         with self._database.transaction() as rows:
-            found = rows.execute("SELECT seq FROM sqlite_sequence WHERE name = 'answers'").fetchone()
-            if found is None:
+            row = rows.execute("SELECT seq FROM sqlite_sequence WHERE name = 'answers'").fetchone()
+            if row is None:
                 rows.execute("INSERT INTO sqlite_sequence VALUES ('answers', ?)", (number,))
-            elif found[0] < number:
+            elif row[0] < number:
                 rows.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'answers'", (number,))
 
     def newest_s(self) -> float:
@@ -124,31 +124,31 @@ class Manifest:
 
     def places(self, shard: int) -> dict[int, int]:
         """Return number → place in the file, of a shard's listed answers in the order of their places."""
-        found = self._database.rows("SELECT number, place FROM answers WHERE shard = ? ORDER BY place", (shard,))
-        return {row["number"]: row["place"] for row in found}
+        rows = self._database.rows("SELECT number, place FROM answers WHERE shard = ? ORDER BY place", (shard,))
+        return {row["number"]: row["place"] for row in rows}
 
     def tenants(self) -> dict[str, int]:
         """Return tenant → number of answers, most first."""
-        found = self._database.rows("SELECT tenant, COUNT(*) n FROM answers GROUP BY tenant ORDER BY n DESC")
-        return {row["tenant"]: row["n"] for row in found}
+        rows = self._database.rows("SELECT tenant, COUNT(*) n FROM answers GROUP BY tenant ORDER BY n DESC")
+        return {row["tenant"]: row["n"] for row in rows}
 
     def sizes(self) -> dict[str, int]:
         """Return the totals described in `ReplayLog.sizes`."""
         totals = [dict(self._database.rows(query)[0]) for query in TOTALS]
         counters = {row["name"]: row["value"] for row in self._database.rows("SELECT * FROM counters")}
-        return {name: value for found in (*totals, counters) for name, value in found.items()}
+        return {name: value for sizes in (*totals, counters) for name, value in sizes.items()}
 
     # -- shards -------------------------------------------------------------------------------------------------
 
     def shards(self) -> list[ShardRow]:
         """Return all shards, oldest first."""
-        found = self._database.rows("SELECT * FROM shards ORDER BY id")
-        return [ShardRow(**{**row, "fresh": bool(row["fresh"])}) for row in map(dict, found)]
+        rows = self._database.rows("SELECT * FROM shards ORDER BY id")
+        return [ShardRow(**{**row, "fresh": bool(row["fresh"])}) for row in map(dict, rows)]
 
     def shard(self, shard: int) -> ShardRow | None:
         """Return one shard. None: retention or a deletion has removed it."""
-        found = self._database.rows("SELECT * FROM shards WHERE id = ?", (shard,))
-        return ShardRow(**{**dict(found[0]), "fresh": bool(found[0]["fresh"])}) if found else None
+        rows = self._database.rows("SELECT * FROM shards WHERE id = ?", (shard,))
+        return ShardRow(**{**dict(rows[0]), "fresh": bool(rows[0]["fresh"])}) if rows else None
 
     def enter(self, file: str, sha256: str, size: int, answers: Sequence[LoggedAnswer]) -> None:
         """List a new shard and its answers."""
@@ -240,10 +240,10 @@ class Manifest:
 
     def exports_to_clean(self) -> dict[str, set[str]]:
         """Return file → deleted tenants whose answers it still holds."""
-        found: dict[str, set[str]] = {}
+        deleted_in: dict[str, set[str]] = {}
         for row in self._database.rows("SELECT path, tenant FROM exports WHERE deleted"):
-            found.setdefault(row["path"], set()).add(row["tenant"])
-        return found
+            deleted_in.setdefault(row["path"], set()).add(row["tenant"])
+        return deleted_in
 
     def forget_deleted_in(self, path: str) -> None:
         """Note that a file holds no answer of a deleted tenant any more."""

@@ -37,7 +37,7 @@ def rejected_in(emission: Emission) -> list[RejectedNode]:
     before, first = sequence.output_length - len(emission.rows), emission.rows[0]
     response = sequence.tokens[sequence.prompt_length :]
     of_text = {ROOT: before} | {node: before + place for place, node in enumerate(emission.path, 1)}
-    found, numbers = list[RejectedNode](), dict[int, int]()
+    rejected, numbers = list[RejectedNode](), dict[int, int]()
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         place = of_text.get(parent)
         if node in of_text:
@@ -48,6 +48,8 @@ def rejected_in(emission: Emission) -> list[RejectedNode]:
             if place is None and parent not in numbers:
                 continue
             above = ROOT if place is not None else numbers[parent]
-            numbers[node] = len(found)
-            found.append(RejectedNode(found[above].place if place is None else place, above, token, first + 1 + node))
-    return found
+            numbers[node] = len(rejected)
+            rejected.append(
+                RejectedNode(rejected[above].place if place is None else place, above, token, first + 1 + node)
+            )
+    return rejected

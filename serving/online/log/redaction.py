@@ -80,13 +80,13 @@ def _aligned(answer: LoggedAnswer, kept: LoggedAnswer) -> int:
 
 
 def _cut(answer: LoggedAnswer, tokens: int) -> LoggedAnswer:
-    own = {name: getattr(answer, name)[:tokens] for name in ROW_FIELDS}
+    rows = {name: getattr(answer, name)[:tokens] for name in ROW_FIELDS}
     return replace(
         answer,
         response_ids=tuple(answer.response_ids[:tokens]),
         prompt_ids=tuple(answer.prompt_ids),
         signal=answer.signal.rows(0, tokens),
-        **own,
+        **rows,
     )
 
 
@@ -113,8 +113,8 @@ def _without_ids(answer: LoggedAnswer, kept: LoggedAnswer) -> LoggedAnswer:
 
     def is_gone(ids: Tensor) -> Tensor:
         """Mark the removed ids among `ids`, `[R]` or `[R, n]`, row by row."""
-        own = replaced if ids.dim() == 1 else replaced[:, None]
-        return (ids >= 0) & (torch.isin(ids.long(), everywhere) | (ids == own))
+        of_row = replaced if ids.dim() == 1 else replaced[:, None]
+        return (ids >= 0) & (torch.isin(ids.long(), everywhere) | (ids == of_row))
 
     blank = is_gone(kept.draft_tokens)
     return replace(

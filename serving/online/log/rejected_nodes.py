@@ -48,15 +48,15 @@ class RejectedNodes:
     def branches(self) -> list[Branch]:
         """Return a branch for every node without children. Together they hold all nodes."""
         parents, places = self.parents.tolist(), self.places.tolist()
-        inner, seen, found = set(parents), set[int](), list[Branch]()
+        inner, seen, branches = set(parents), set[int](), list[Branch]()
         for last in [node for node in range(len(self)) if node not in inner]:
             nodes, node = list[int](), last
             while node != ROOT:
                 nodes.insert(0, node)
                 node = parents[node]
-            found.append(Branch(places[last], nodes, sum(node in seen for node in nodes)))
+            branches.append(Branch(places[last], nodes, sum(node in seen for node in nodes)))
             seen.update(nodes)
-        return found
+        return branches
 
 
 def collected(nodes: Sequence[RejectedNode], signal: TeacherSignal) -> RejectedNodes | None:
@@ -72,20 +72,20 @@ def collected(nodes: Sequence[RejectedNode], signal: TeacherSignal) -> RejectedN
 
 def node_columns(nodes: Sequence[RejectedNodes | None]) -> list[Columns]:
     """Return the columns of a shard's answers, empty ones for all where none has nodes."""
-    example = next((own for own in nodes if own is not None), None)
+    example = next((answer_nodes for answer_nodes in nodes if answer_nodes is not None), None)
     if example is None:
         return [{} for _ in nodes]
-    pairs = [(example, 0) if own is None else (own, len(own)) for own in nodes]
+    pairs = [(example, 0) if answer_nodes is None else (answer_nodes, len(answer_nodes)) for answer_nodes in nodes]
     return [
         {
-            "node_places": own.places[:rows],
-            "node_parents": own.parents[:rows],
-            "node_tokens": own.tokens[:rows],
-            "node_ids": own.signal.ids[:rows],
-            "node_logprobs": own.signal.logprobs[:rows],
-            "node_tail": own.signal.tail[:rows],
+            "node_places": answer_nodes.places[:rows],
+            "node_parents": answer_nodes.parents[:rows],
+            "node_tokens": answer_nodes.tokens[:rows],
+            "node_ids": answer_nodes.signal.ids[:rows],
+            "node_logprobs": answer_nodes.signal.logprobs[:rows],
+            "node_tail": answer_nodes.signal.tail[:rows],
         }
-        for own, rows in pairs
+        for answer_nodes, rows in pairs
     ]
 
 

@@ -90,9 +90,9 @@ class ReplayLog:
         Args:
             domains: returns those of now. Closing either log closes both.
         """
-        found = copy(self)
-        found._domains = domains
-        return found
+        part = copy(self)
+        part._domains = domains
+        return part
 
     @property
     def refused(self) -> dict[str, str]:
@@ -228,8 +228,8 @@ class ReplayLog:
         """
         requested = list(entries)
         shards = {shard: self.files.listed(shard) for shard in dict.fromkeys(entry.shard for entry in requested)}
-        found = [(entry, shards[entry.shard].get(entry.number)) for entry in requested]
-        return {entry.number: answer for entry, answer in found if answer is not None and entry.is_of(answer)}
+        answers = [(entry, shards[entry.shard].get(entry.number)) for entry in requested]
+        return {entry.number: answer for entry, answer in answers if answer is not None and entry.is_of(answer)}
 
     def export(self, path: Path, tenant: str | None = None) -> int:
         """Write all readable answers (of one tenant) to a file. Return how many, 0 where no file was made.

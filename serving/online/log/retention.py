@@ -19,7 +19,10 @@ class Retention:
     def __init__(
         self, manifest: Manifest, files: ShardFiles, config: ReplayConfig, clock: Callable[[], float], seed: int
     ) -> None:
-        self._manifest, self._files, self._config, self._clock = manifest, files, config, clock
+        self._manifest = manifest
+        self._files = files
+        self._config = config
+        self._clock = clock
         self._random = random.Random(seed)
         self.full = False  # New answers replace others. Known only after this process's first write.
 

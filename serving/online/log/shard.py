@@ -32,11 +32,11 @@ def save_shard(path: Path, answers: Sequence[LoggedAnswer], key: LogKey) -> None
     Raises:
         SchemaError: an answer's tensors differ in length from its response.
     """
-    own = [{**{name: getattr(a, name) for name in METADATA_FIELDS}, "policy": asdict(a.policy)} for a in answers]
+    metadata = [{**{name: getattr(a, name) for name in METADATA_FIELDS}, "policy": asdict(a.policy)} for a in answers]
     states, shared = state_columns([answer.states for answer in answers])
     nodes = node_columns([answer.nodes for answer in answers])
-    columns = [_columns(answer) | own | more for answer, own, more in zip(answers, states, nodes, strict=True)]
-    write_shard(path, columns, ShardMetadata(own, {"key": asdict(key), "signal_kind": "topk", **shared}))
+    columns = [_columns(answer) | state | node for answer, state, node in zip(answers, states, nodes, strict=True)]
+    write_shard(path, columns, ShardMetadata(metadata, {"key": asdict(key), "signal_kind": "topk", **shared}))
 
 
 def load_shard(path: Path, key: LogKey, sha256: str | None = None) -> list[LoggedAnswer]:

@@ -29,7 +29,10 @@ class ShardFiles:
     """
 
     def __init__(self, manifest: Manifest, key: LogKey, write: Callable[[Path, Callable[[Path], Any]], None]) -> None:
-        self.manifest, self.folder, self.key, self.write = manifest, manifest.folder, key, write
+        self.manifest = manifest
+        self.folder = manifest.folder
+        self.key = key
+        self.write = write
         self.refused: dict[str, str] = {}  # file → why its answers are not read
 
     def add(self, answers: Sequence[LoggedAnswer]) -> None:

@@ -69,7 +69,10 @@ class ReplayTap:
         device: str = "cpu",
         keeps_rejected: bool = False,
     ) -> None:
-        self.config, self.queue, self.clock, self.is_full = config, queue, clock, is_full
+        self.config = config
+        self.queue = queue
+        self.clock = clock
+        self.is_full = is_full
         self._exact = verification in EXACT
         self._precision, self._keeps_rejected = config.state_precision(device), keeps_rejected
         self.excluded: set[str] = set()  # tenants, beside those of the settings
@@ -195,16 +198,16 @@ class ReplayTap:
                 answer.states = self._states(emission)
 
     def _record_rejected(self, logged: Sequence[tuple[Emission, _Running]], logits: Tensor) -> None:
-        found = [(rejected_in(emission), answer) for emission, answer in logged]
-        rows = [node.row for nodes, _ in found for node in nodes]
+        rejected = [(rejected_in(emission), answer) for emission, answer in logged]
+        rows = [node.row for nodes, _ in rejected for node in nodes]
         if not rows:
             return
         count, entries = len(rows), min(ENTRIES, self.config.entries)
         packed = record(logits, rows, [0] * count, [None] * count, [LoggedDraft(PLAIN)] * count, entries)
         first = 0
-        for nodes, answer in found:
+        for nodes, answer in rejected:
             before, last = len(answer.nodes), first + len(nodes)
-            answer.nodes += [own._replace(parent=own.parent + before if own.parent >= 0 else -1) for own in nodes]
+            answer.nodes += [node._replace(parent=node.parent + before if node.parent >= 0 else -1) for node in nodes]
             answer.node_pieces.append((packed, first, last))
             first = last
 

@@ -35,7 +35,10 @@ class LogWriter:
     def __init__(
         self, replay: ReplayLog, redact: Redaction | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.replay, self.config, self._redact, self._clock = replay, replay.config, redact, clock
+        self.replay = replay
+        self.config = replay.config
+        self._redact = redact
+        self._clock = clock
         self.counters: Counter[str] = Counter()
         self.cpu_s = 0.0  # processor time of its thread
         self._queue: deque[LoggedAnswer] = deque()
@@ -149,17 +152,17 @@ class LogWriter:
         kept = []
         for answer in answers:
             try:
-                found = redacted(answer, self._redact, self.replay.key.vocab_size)
+                cleared = redacted(answer, self._redact, self.replay.key.vocab_size)
             except (Exception, SystemExit) as error:
                 log.error("an answer is not logged, replay.redaction failed: %s", _without_text(error))
                 self.counters["errors"] += 1
                 continue
             with self._changed:
                 deleted = answer.tenant in self._forgotten
-            if deleted or found is None:
+            if deleted or cleared is None:
                 self.counters["dropped_deleted" if deleted else "redacted"] += 1
             else:
-                kept.append(found)
+                kept.append(cleared)
         return kept
 
     def _write(self, answers: list[LoggedAnswer]) -> None:
@@ -184,5 +187,5 @@ def _without_text(error: BaseException) -> str:
     """Describe a hook's exception by type and place. Its message may quote the text."""
     if isinstance(error, BadRedaction):
         return str(error)
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {place.filename}:{place.lineno}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {frame.filename}:{frame.lineno}"

@@ -24,11 +24,14 @@ def owners(members: Sequence[Member], texts: Sequence[DraftedText], served_by: d
     serving = [member.name for member in members if member.status == "serving"]
     tokens: dict[str, dict[str, int]] = {}
     for text in texts:
-        own = tokens.setdefault(text.domain, dict.fromkeys(serving, 0))
-        if (name := served_by.get(text.draft)) in own:
-            own[name] += text.tokens
-    found = {domain: max(own, key=lambda name: own[name]) for domain, own in tokens.items() if own}
-    return found | {member.domain: member.name for member in members if member.status == "on trial" and member.domain}
+        by_draft = tokens.setdefault(text.domain, dict.fromkeys(serving, 0))
+        if (name := served_by.get(text.draft)) in by_draft:
+            by_draft[name] += text.tokens
+    owner_of = {
+        domain: max(by_draft, key=lambda name: by_draft[name]) for domain, by_draft in tokens.items() if by_draft
+    }
+    on_trial = {member.domain: member.name for member in members if member.status == "on trial" and member.domain}
+    return owner_of | on_trial
 
 
 def owners_now(replay: ReplayLog, pool: Pool) -> dict[str, str]:

@@ -8,11 +8,11 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from distillspec.serving.online.log.manifest import DraftedText
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import RECENT, owners
+from distillspec.serving.online.state.events import Report
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.pool import Member
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -47,11 +47,14 @@ class Specialists:
         settings: OnlineSettings,
         replay: ReplayLog,
         registry: VersionRegistry,
-        report: Callable[[dict[str, Any]], None],
+        report: Report,
         problem: Callable[[str, str], str | None] = lambda owner, name: None,
     ) -> None:
         self.config, self.layout = settings.adapt, settings.layout
-        self.replay, self.registry, self._report, self._problem = replay, registry, report, problem
+        self.replay = replay
+        self.registry = registry
+        self._report = report
+        self._problem = problem
         self._refused: set[str] = set()  # specialists that the log was told of
 
     def fruitless(self) -> list[tuple[str, str]]:
@@ -92,11 +95,11 @@ class Specialists:
         current, name = self.registry.of(owner).current(), name_for(poor.domain)
         if current is None or any(member.name == name for member in self.registry.pool.members()):
             return None
-        own = self.registry.of(name)
-        if own.current() is None:
+        specialist = self.registry.of(name)
+        if specialist.current() is None:
             learnt = None if current.last_request is None else (current.first_request or 0, current.last_request)
-            base = own.add(partial(shutil.copytree, current.path), parent=current.name, requests=learnt)
-            own.promote(base.name, f"cloned from {current.name}")
+            base = specialist.add(partial(shutil.copytree, current.path), parent=current.name, requests=learnt)
+            specialist.promote(base.name, f"cloned from {current.name}")
         # Updates that were asked for before are not its own.
         TrainerState(asked=TrainerControl.read(self.layout.control).asked).write(self.layout.of(name).state)
         reason = f"{owner} accepts {poor.accepted / poor.tried:.2f} of its tokens there"
@@ -142,8 +145,9 @@ def _is_poor(text: DraftedText, known: Sequence[DraftedText], below: float) -> b
 def share_of(member: Member, replay: ReplayLog) -> float:
     """Return the share of the newest tokens that a specialist's domain has, 0 to 1."""
     texts = replay.by_draft(RECENT)
-    own, whole = sum([text.tokens for text in texts if text.domain == member.domain]), sum([t.tokens for t in texts])
-    return own / whole if whole else 0.0
+    in_domain = sum([text.tokens for text in texts if text.domain == member.domain])
+    whole = sum([text.tokens for text in texts])
+    return in_domain / whole if whole else 0.0
 
 
 def cost_of_a_draft(figures: SelectionFigures, drafts: int) -> float:

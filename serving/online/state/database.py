@@ -70,8 +70,8 @@ class Database:
 
     def value(self, query: str, arguments: Sequence[Any] = ()) -> Any:
         """Return the first column of the first row. None: no rows."""
-        found = self.rows(query, arguments)
-        return found[0][0] if found else None
+        rows = self.rows(query, arguments)
+        return rows[0][0] if rows else None
 
     def scrub(self) -> None:
         """Erase deleted rows from the file and from its write-ahead log.

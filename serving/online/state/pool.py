@@ -38,15 +38,15 @@ class Pool:
 
     def members(self) -> list[Member]:
         """Return all drafts, in the order in which they came."""
-        found = self._database.rows("SELECT name, status, domain, cloned_from, reason FROM members ORDER BY id")
-        return [Member(*row) for row in found]
+        rows = self._database.rows("SELECT name, status, domain, cloned_from, reason FROM members ORDER BY id")
+        return [Member(*row) for row in rows]
 
     def serving(self) -> list[str]:
         """Return the drafts that serve. A specialist on trial does once a version of it is promoted."""
-        found = self._database.rows("SELECT member, COUNT(*) n FROM promotions GROUP BY member")
-        promoted = {row["member"]: row["n"] for row in found}
+        rows = self._database.rows("SELECT member, COUNT(*) n FROM promotions GROUP BY member")
+        promotions = {row["member"]: row["n"] for row in rows}
         learning = [member for member in self.members() if member.learns]
-        return [own.name for own in learning if own.status == "serving" or promoted.get(own.name, 0) > 1]
+        return [member.name for member in learning if member.status == "serving" or promotions.get(member.name, 0) > 1]
 
     def learning(self) -> list[Member]:
         """Return the drafts that learn: those of the pool that are not withdrawn, or a server's only one."""
@@ -72,8 +72,8 @@ class Pool:
 
     def served_by(self) -> dict[str, str]:
         """Return the draft that each version is of, by `Version.served_as`. Clones' versions are their owner's."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT substr(v.weights_hash, 1, 12) version, v.member FROM versions v JOIN members m ON m.name = v.member"
             " WHERE m.status = 'serving' ORDER BY v.id DESC"  # the first draft that had these weights wins
         )
-        return {row["version"]: row["member"] for row in found}
+        return {row["version"]: row["member"] for row in rows}

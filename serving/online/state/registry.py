@@ -44,9 +44,9 @@ class VersionRegistry:
 
     def of(self, member: str) -> VersionRegistry:
         """Return the registry of another draft's versions in the same folder. Closing either closes both."""
-        found = copy(self)
-        found.member = member
-        return found
+        registry = copy(self)
+        registry.member = member
+        return registry
 
     def add(
         self,
@@ -86,11 +86,11 @@ class VersionRegistry:
         Raises:
             ConfigError: there is none of this name.
         """
-        found = self._database.rows("SELECT * FROM versions WHERE name = ?", (name,))
-        if not found:
+        rows = self._database.rows("SELECT * FROM versions WHERE name = ?", (name,))
+        if not rows:
             known = ", ".join(v.name for v in self.newest(3)) or "none yet"
             raise ConfigError(f"version={name} is not in {self.folder}; the newest are {known}")
-        return self._version(found[0])
+        return self._version(rows[0])
 
     def versions(self, status: str | None = None) -> list[Version]:
         """Return all versions (of one status), oldest first."""
@@ -109,8 +109,8 @@ class VersionRegistry:
 
     def newest(self, count: int) -> list[Version]:
         """Return the last `count` versions of all drafts, oldest first."""
-        found = self._database.rows("SELECT * FROM versions ORDER BY id DESC LIMIT ?", (count,))
-        return [self._version(row) for row in reversed(found)]
+        rows = self._database.rows("SELECT * FROM versions ORDER BY id DESC LIMIT ?", (count,))
+        return [self._version(row) for row in reversed(rows)]
 
     def present(self) -> list[str]:
         """Return the names of all drafts' versions whose folders are kept."""
@@ -122,8 +122,8 @@ class VersionRegistry:
 
     def promotions(self) -> list[dict[str, Any]]:
         """Return all promotions (id, version, previous, reason, time_s), oldest first."""
-        found = self._database.rows("SELECT * FROM promotions WHERE member = ? ORDER BY id", (self.member,))
-        return [dict(row) for row in found]
+        rows = self._database.rows("SELECT * FROM promotions WHERE member = ? ORDER BY id", (self.member,))
+        return [dict(row) for row in rows]
 
     def judged(self, name: str, status: str, verdict: dict[str, Any], reason: str) -> None:
         """Record a verdict on a candidate. `promote` is a separate call."""
@@ -161,8 +161,8 @@ class VersionRegistry:
         if problem := self.problem_of(version):
             raise RunError(f"{name} cannot serve: {problem}")
         with self._database.transaction() as rows:
-            found = rows.execute(CURRENT, (self.member,)).fetchone()
-            current = None if found is None else found[0]
+            row = rows.execute(CURRENT, (self.member,)).fetchone()
+            current = None if row is None else row[0]
             if expected is not ANY and current != expected:
                 raise RunError(f"{name} is not promoted: {current} serves now, not {expected}")
             if current != name:
@@ -180,8 +180,8 @@ class VersionRegistry:
         """
         predecessor = self.predecessor()
         with self._database.transaction() as rows:
-            found = rows.execute(CURRENT, (self.member,)).fetchone()
-            current = None if found is None else found[0]
+            row = rows.execute(CURRENT, (self.member,)).fetchone()
+            current = None if row is None else row[0]
             if expected is not ANY and current != expected:
                 raise RunError(f"{expected} is not rolled back: {current} serves now")
             if predecessor is None:
@@ -220,8 +220,8 @@ class VersionRegistry:
 
     def served(self) -> list[ServedRecord]:
         """Return the last record that `keep_served` stored of every version."""
-        found = self._database.rows("SELECT * FROM served")
-        return [ServedRecord(row["version"], json.loads(row["totals"]), json.loads(row["seen"])) for row in found]
+        rows = self._database.rows("SELECT * FROM served")
+        return [ServedRecord(row["version"], json.loads(row["totals"]), json.loads(row["seen"])) for row in rows]
 
     def boot(self) -> Version | None:
         """Return the version to start with: the promoted one or, if its folder is damaged, its predecessor.

@@ -36,11 +36,11 @@ def incoming(versions: Path, write: Callable[[Path], Any]) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def put_in_place(folder: Path, place: Path) -> str:
+def put_in_place(folder: Path, destination: Path) -> str:
     """Move a complete folder to its place and return its digest."""
-    shutil.rmtree(place, ignore_errors=True)  # left by a crash between this move and the registration
-    os.replace(folder, place)
-    return digest_of(place)
+    shutil.rmtree(destination, ignore_errors=True)  # left by a crash between this move and the registration
+    os.replace(folder, destination)
+    return digest_of(destination)
 
 
 def digest_of(folder: Path) -> str:
@@ -58,9 +58,9 @@ def problem_with(folder: Path, digest: str | None) -> str | None:
 
 def strays_in(versions: Path, known: Set[str]) -> list[Path]:
     """Return the folders that no version has. Incoming ones are left out while a process fills one."""
-    found = [path for path in versions.iterdir() if path.is_dir() and path.name not in known]
+    strays = [path for path in versions.iterdir() if path.is_dir() and path.name not in known]
     try:
         with held(versions / FILLING, wait=False):
-            return found
+            return strays
     except Occupied:
-        return [path for path in found if not path.name.startswith(".")]
+        return [path for path in strays if not path.name.startswith(".")]

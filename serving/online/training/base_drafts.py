@@ -35,7 +35,9 @@ class BaseDrafts:
     """
 
     def __init__(self, registry: VersionRegistry, replay: ReplayLog, target: LoadedTarget) -> None:
-        self._registry, self._replay, self._target = registry, replay, target
+        self._registry = registry
+        self._replay = replay
+        self._target = target
 
     def current(self) -> Version:
         """Return the version in service.

@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 PERIOD_S = 0.5  # of a stop and a run. Short, so that a trainer that holds a lock gives it back soon
 SMALLEST_SHARE = 0.01  # for the same reason
-# The longest stop of a trainer that is ahead of its share, and a run, in which it ends a transaction. A run of five
-# milliseconds costs a step of the engine fifteen.
+# The longest stop of a trainer that is ahead of its share, and the run after it, long enough to end a transaction. A
+# run of five milliseconds costs a step of the engine fifteen.
 STILL_S, RELEASE_S = 5.0, 0.01
-AHEAD_S = 60.0  # beside requests, for which a trainer may be ahead of its share
+AHEAD_S = 60.0  # beside requests, after which a trainer is not ahead any more, however long it ran between them
 CAN_STOP = sys.platform == "linux"  # elsewhere nothing would end a stopped trainer whose server was killed
 
 
@@ -42,7 +42,10 @@ class Brake:
         send: Callable[[int, signal.Signals], None] = os.killpg,
         holds_lock: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._pid, self._share, self._send, self._holds_lock = pid, max(share, SMALLEST_SHARE), send, holds_lock
+        self._pid = pid
+        self._share = max(share, SMALLEST_SHARE)
+        self._send = send
+        self._holds_lock = holds_lock
         self._changed = threading.Condition()
         self._busy = self._urgent = self._ending = False
         self._ahead_s = 0.0  # that it ran between requests, and has not stood still for beside them

@@ -19,16 +19,17 @@ def branches_of(
 ) -> Iterator[tuple[Sample, torch.Tensor, float]]:
     """Yield text, weights and scale of branches of answers, in random order.
 
-    Each begins with its answer's text up to where it leaves it, and that is read once more for each: they end where
-    they have as many tokens as the answers. A node that several branches share has a weight in one of them.
+    A branch begins with its answer's text up to the place where it leaves it, and that text is read once more. No more
+    branches follow once they have as many tokens as the answers. A node that several branches share has a weight in
+    one of them.
 
     Args:
         scales: tenant → weight of its tokens.
     """
     room = sum(len(answer.prompt_ids) + len(answer) for answer in answers)
-    found = [(own, branch) for own in answers if own.nodes is not None for branch in own.nodes.branches()]
-    random.Random(seed).shuffle(found)
-    for answer, branch in found:
+    branches = [(each, branch) for each in answers if each.nodes is not None for branch in each.nodes.branches()]
+    random.Random(seed).shuffle(branches)
+    for answer, branch in branches:
         sample = branch_sample(answer, branch)
         room -= len(sample)
         if room < 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from distillspec.config import AdaptConfig
 from distillspec.serving.online.log.records import LogEntry
@@ -13,18 +13,55 @@ SETTLED = 48  # requests of a cluster before its averages are compared
 LOOK_BACK = 1024  # answers. Earlier ones no longer weigh in the long average.
 
 
-@dataclass
-class _Averages:
-    """Exponentially decayed sums: requests count by their drafted tokens, without bias at the start."""
+class _DecayedSums(NamedTuple):
+    """Accepted and tried tokens of requests, whose weights decay."""
 
-    short: tuple[float, float] = (0.0, 0.0)  # accepted, tried
-    long: tuple[float, float] = (0.0, 0.0)
-    count: int = 0  # requests since the start or the last restart
+    accepted: float = 0.0
+    tried: float = 0.0
+
+    @property
+    def alpha(self) -> float:
+        """Accepted over tried tokens, without bias at the start. 0 before the first request."""
+        return self.accepted / self.tried if self.tried > 0 else 0.0
+
+    def after(self, tried: int, accepted: int, span: float) -> _DecayedSums:
+        """Return the sums with one more request. Weights decay by a factor e over `span` requests."""
+        keep = 1 - 1 / span
+        return _DecayedSums(keep * self.accepted + accepted, keep * self.tried + tried)
+
+
+class ShortLongAverages:
+    """α of the latest requests, and over a longer time. Requests count by their drafted tokens.
+
+    Attributes:
+        count: requests since the start or the last restart.
+    """
+
+    def __init__(self) -> None:
+        self._short = _DecayedSums()
+        self._long = _DecayedSums()
+        self.count = 0
+
+    @property
+    def short(self) -> float:
+        """α over about the last `SHORT` requests."""
+        return self._short.alpha
+
+    @property
+    def long(self) -> float:
+        """α over about the last `LONG` requests."""
+        return self._long.alpha
 
     def add(self, tried: int, accepted: int) -> None:
-        self.short = _decayed(self.short, SHORT, accepted, tried)
-        self.long = _decayed(self.long, LONG, accepted, tried)
+        """Count a request."""
+        self._short = self._short.after(tried, accepted, SHORT)
+        self._long = self._long.after(tried, accepted, LONG)
         self.count += 1
+
+    def restart(self) -> None:
+        """Take the present α as the new long average."""
+        self._long = self._short
+        self.count = 0
 
 
 class DriftDetector:
@@ -36,7 +73,7 @@ class DriftDetector:
 
     def __init__(self, drop: float) -> None:
         self.drop = drop
-        self._clusters: dict[str, _Averages] = {}
+        self._clusters: dict[str, ShortLongAverages] = {}
 
     def add(self, cluster: str, tried: int, accepted: int) -> bool:
         """Count a request. Return True if α of its cluster or of all traffic has dropped by more than `drop`.
@@ -47,20 +84,20 @@ class DriftDetector:
             return False
         dropped = False
         for name in {cluster, ""}:
-            averages = self._clusters.setdefault(name, _Averages())
+            averages = self._clusters.setdefault(name, ShortLongAverages())
             averages.add(tried, accepted)
-            if averages.count >= SETTLED and _ratio(averages.long) - _ratio(averages.short) > self.drop:
+            if averages.count >= SETTLED and averages.long - averages.short > self.drop:
                 dropped = True
         return dropped
 
     def averages(self) -> dict[str, tuple[float, float]]:
         """Return cluster → short and long α. The cluster "" is all traffic."""
-        return {name: (_ratio(a.short), _ratio(a.long)) for name, a in self._clusters.items()}
+        return {name: (averages.short, averages.long) for name, averages in self._clusters.items()}
 
     def restart(self) -> None:
         """Take the present α as the new long average. An update answers a drop only once."""
         for averages in self._clusters.values():
-            averages.long, averages.count = averages.short, 0
+            averages.restart()
 
 
 class DriftWatch:
@@ -74,7 +111,9 @@ class DriftWatch:
     """
 
     def __init__(self, config: AdaptConfig, replay: ReplayLog, cursor: int) -> None:
-        self.config, self.replay, self.drifted = config, replay, False
+        self.config = config
+        self.replay = replay
+        self.drifted = False
         self.detector = DriftDetector(config.drift_drop)
         for entry in replay.entries(after=max(0, cursor - LOOK_BACK), up_to=cursor):
             self._add(entry)
@@ -95,12 +134,3 @@ class DriftWatch:
     def _add(self, entry: LogEntry) -> bool:
         cluster = entry.tenant_hash if self.config.drift_by == "tenant" else entry.domain
         return self.detector.add(cluster, entry.tried, entry.accepted)
-
-
-def _decayed(sums: tuple[float, float], span: float, accepted: int, tried: int) -> tuple[float, float]:
-    keep = 1 - 1 / span
-    return keep * sums[0] + accepted, keep * sums[1] + tried
-
-
-def _ratio(sums: tuple[float, float]) -> float:
-    return sums[0] / sums[1] if sums[1] > 0 else 0.0

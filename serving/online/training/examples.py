@@ -68,8 +68,8 @@ def examples_of(chosen: Selection, answers: Sequence[LoggedAnswer], config: Adap
         )
     examples = [training_example_of(answer, config, chosen.weights[answer.tenant]) for answer in answers]
     if config.positions == "verified":
-        found = branches_of(answers, chosen.weights, seed=chosen.logged[-1].number)
-        examples += [TrainingExample(*branch, is_text=False) for branch in found]
+        branches = branches_of(answers, chosen.weights, seed=chosen.logged[-1].number)
+        examples += [TrainingExample(*branch, is_text=False) for branch in branches]
     return examples + [TrainingExample(sample, torch.ones(len(sample.response_ids))) for sample in chosen.offline]
 
 

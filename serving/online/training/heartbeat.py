@@ -43,14 +43,18 @@ class Heartbeat:
     """
 
     def __init__(self, path: Path, stopped_s: Callable[[], float], clock: Callable[[], float]) -> None:
-        self._path, self._stopped_s, self._clock = path, stopped_s, clock
+        self._path = path
+        self._stopped_s = stopped_s
+        self._clock = clock
         self.longest_s = 0.0  # silence that ended by itself
         self.begin()
 
     def begin(self) -> None:
         """Start to count anew: another trainer begins."""
         self.silent_s = 0.0
-        self._seen, self._looked_at_s, self._stopped_before_s = self._last(), self._clock(), self._stopped_s()
+        self._seen = self._last()
+        self._looked_at_s = self._clock()
+        self._stopped_before_s = self._stopped_s()
 
     def is_lost(self) -> bool:
         """Look at the file. Return True if it has stayed as it is for so long that the trainer must hang."""

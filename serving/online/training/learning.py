@@ -18,12 +18,12 @@ from distillspec.models import LanguageModel
 from distillspec.serving.online.training.examples import ExampleBatch, TrainingExample, example_batches
 from distillspec.serving.online.training.memory import Memory
 from distillspec.signals import TeacherSignal
-from distillspec.training.chains import Unrolling
 from distillspec.training.module import DistillModule
 from distillspec.training.optimizer import choose_trainable, make_optimizer
 from distillspec.training.state_store import StateStore
 from distillspec.training.step import BadSteps, StepResult, WeightedBatch, take_step
 from distillspec.training.strategies import SingleProcessStrategy
+from distillspec.training.unrolling import Unrolling
 
 WARM_UP = 10  # steps of a lineage, over which the learning rate rises: Adam's first steps are the least informed
 

@@ -24,7 +24,9 @@ class LoadedTarget:
 
     def __init__(self, served: TargetConfig, weights_hash: str, log: Path, device: str) -> None:
         self.device = device
-        self._served, self._weights_hash, self._log = served, weights_hash, log
+        self._served = served
+        self._weights_hash = weights_hash
+        self._log = log
         self._model: LanguageModel | None = None
         self._embeddings: LanguageModel | None = None  # the target without its layers
 

@@ -18,6 +18,7 @@ from distillspec.errors import ConfigError, RunError, in_one_line, is_out_of_mem
 from distillspec.files import OTHERS, write_json
 from distillspec.models.memory import free_unused
 from distillspec.serving.online.judging.question import candidate_question
+from distillspec.serving.online.state.events import Report
 from distillspec.serving.online.state.layout import Layout, OnlineSettings, read_states
 from distillspec.serving.online.state.lock import Occupied, held
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -52,7 +53,7 @@ def run_trainer(
     settings: OnlineSettings,
     stopped: Callable[[], bool],
     *,
-    report: Callable[[dict[str, Any]], None] | None = None,
+    report: Report | None = None,
     once: bool = False,
     judged: bool = False,
     without: str | None = None,

@@ -25,7 +25,7 @@ from distillspec.serving.online.training.base_drafts import BaseDrafts
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 4  # answers. The trainer looks for an end, and for other work, in between
+SCORE_BATCH = 4  # answers. The trainer looks for an end, and for other work, in between
 EXPECTED = (ConfigError, RunError, ValueError, OSError)  # raised by a damaged or foreign draft
 REST_S = 600.0  # that a suspicion waits after there was no memory for it
 
@@ -42,7 +42,10 @@ class Scorer:
         drafts: BaseDrafts,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.replay, self.registry, self.table = config, replay, registry, table
+        self.config = config
+        self.replay = replay
+        self.registry = registry
+        self.table = table
         self._drafts, self._clock = drafts, clock
         self._rests_until_s: dict[str, float] = {}  # by suspected version
         self._loaded: dict[str, LanguageModel] = {}  # by version, of the question at work, while there is one
@@ -53,7 +56,7 @@ class Scorer:
         for question in questions:
             todo = self._unscored(question)
             if todo:
-                return self._read(question, todo[:AT_ONCE])
+                return self._read(question, todo[:SCORE_BATCH])
         if not questions:
             self._loaded.clear()
         return 0
@@ -61,7 +64,7 @@ class Scorer:
     def finish(self, question: Question) -> None:
         """Score all answers of a question."""
         while todo := self._unscored(question):
-            self._read(question, todo[:AT_ONCE])
+            self._read(question, todo[:SCORE_BATCH])
 
     def is_stuck(self, question: Question) -> bool:
         """Return True if nothing more is read for a question now: a draft cannot be scored, or there is no memory."""
@@ -166,13 +169,13 @@ class Scorer:
         }
 
     def _scored(self, draft: LanguageModel, answer: LoggedAnswer | None, states: TargetStates | None) -> Score:
-        longest = self.config.speculation_length
+        length = self.config.speculation_length
         if answer is None or not answer.response_ids:
-            return Score((0.0,) * longest, (0.0,) * longest, 0.0, 0)  # of no position: it is no evidence
+            return Score((0.0,) * length, (0.0,) * length, 0.0, 0)  # of no position: it is no evidence
         if self.config.evidence == "log":
-            return logged_score(draft, answer, states, longest)
+            return logged_score(draft, answer, states, length)
         assert states is not None
-        return target_score(draft, answer, states, longest)
+        return target_score(draft, answer, states, length)
 
     def _states(self, draft: LanguageModel) -> TargetStates | None:
         """Return the target's states, None if they are not needed."""

@@ -84,12 +84,12 @@ def _up_to(tokens: float, items: Sequence[T], size: Callable[[T], int], rng: ran
     order = list(range(len(items)))
     rng.shuffle(order)
     chosen, used = [], 0
-    for place in order:
+    for index in order:
         if used >= tokens:
             break
-        chosen.append(place)
-        used += size(items[place])
-    return [items[place] for place in sorted(chosen)]
+        chosen.append(index)
+        used += size(items[index])
+    return [items[index] for index in sorted(chosen)]
 
 
 def offline_folder(config: AdaptConfig) -> DataFolder | None:

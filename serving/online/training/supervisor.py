@@ -37,7 +37,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S, OCCUPIED_WAIT_S = 1.0, 3600.0, 15.0
 BUSY_S = 10.0  # that a start waits for running requests, since its imports take seconds of CPU
 MOST_THREADS = 8  # by default: products of a small draft gain nothing from more
 TOO_OFTEN = 5  # ends in a row without an update in between: it is said to be failing from then on
-MOST_DOUBLINGS = 20  # of a pause, beyond its bound: numbers stay small
+MOST_DOUBLINGS = 20  # of a pause. `LONGEST_WAIT_S` bounds it long before: this keeps the power finite
 SECRETS = ("DISTILLSPEC_API_KEY", "DISTILLSPEC_ADMIN_KEY")  # not passed on to the trainer
 
 
@@ -59,7 +59,10 @@ class Supervisor:
         command: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings, self.layout, self._needed, self._clock = settings, settings.layout, needed, clock
+        self.settings = settings
+        self.layout = settings.layout
+        self._needed = needed
+        self._clock = clock
         self._members = members
         module = "distillspec.serving.online.training"
         self.command = list(command or (sys.executable, "-P", "-m", module, str(self.layout.root)))
@@ -156,11 +159,11 @@ class Supervisor:
         environment = {**kept, "OMP_NUM_THREADS": str(self.threads)}
         if self.settings.adapt.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        told = self.layout.trainer / "trainer.log"
-        if told.is_file() and told.stat().st_size >= LOG_BYTES:
-            told.replace(told.with_name("trainer.1.log"))
-        private_file(told)
-        with told.open("a") as output:
+        trainer_log = self.layout.trainer / "trainer.log"
+        if trainer_log.is_file() and trainer_log.stat().st_size >= LOG_BYTES:
+            trainer_log.replace(trainer_log.with_name("trainer.1.log"))
+        private_file(trainer_log)
+        with trainer_log.open("a") as output:
             self.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.PIPE,  # closes when this process ends
@@ -217,7 +220,9 @@ class Supervisor:
     def _notice_update(self, state: TrainerState) -> None:
         """Forget earlier ends once an update is made."""
         if state.updates != self._updates:
-            self._updates, self._ends, self.failing = state.updates, 0, None
+            self._updates = state.updates
+            self._ends = 0
+            self.failing = None
 
     def _wait_for_other(self) -> None:
         """Wait until the other trainer ends. Its updates serve as well as ours."""

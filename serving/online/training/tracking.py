@@ -97,10 +97,10 @@ def open_tracking(settings: OnlineSettings, folder: Path) -> Iterator[OnlineTrac
 def curves(record: dict[str, Any]) -> dict[str, float]:
     """Return a record's numbers under dotted names that start with its event. A verdict's decision becomes 1."""
     event = str(record.get("event", "online"))
-    found = dict(_numbers(event, {name: value for name, value in record.items() if name not in ("event", "step")}))
+    numbers = dict(_numbers(event, {name: value for name, value in record.items() if name not in ("event", "step")}))
     if isinstance(decision := record.get("decision"), str):
-        found[f"{event}.{decision}"] = 1.0
-    return found
+        numbers[f"{event}.{decision}"] = 1.0
+    return numbers
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:

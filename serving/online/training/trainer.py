@@ -22,6 +22,7 @@ from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.records import LogEntry
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import log_of
+from distillspec.serving.online.state.events import Report
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import ONLY, Version
@@ -45,7 +46,6 @@ from distillspec.serving.online.training.vocabulary import ceilings
 log = logging.getLogger(__name__)
 
 DUE = ("requests", "time", "drift")  # reasons of updates that nobody asked for
-Report = Callable[[dict[str, Any]], None]
 
 
 class Overtaken(Exception):
@@ -130,11 +130,11 @@ class OnlineTrainer:
         unseen = question.unseen(self.replay, most)
         return len({entry.conversation for entry in unseen}) < most
 
-    def update(self, reason: str, left: int = 0) -> Version | None:
+    def update(self, reason: str, held_back: int = 0) -> Version | None:
         """Make one update. Return the new candidate, or None if training gave non-finite values.
 
         Args:
-            left: newest answers that are not learnt from yet, so that the candidate can be judged by them.
+            held_back: newest answers that are not learnt from yet, so that the candidate can be judged by them.
 
         Raises:
             RunError: too many updates failed in a row and the trainer is quarantined (`state.quarantined`), or a tenant
@@ -145,7 +145,7 @@ class OnlineTrainer:
         began_s, began_cpu_s = self._clock(), time.process_time()
         self._stage("selecting")
         new = self._new_entries(self.replay.newest_number())
-        new = new[: len(new) - left]
+        new = new[: len(new) - held_back]
         up_to = new[-1].number if new else self.state.cursor
         chosen, skipped = self._select(new)
         self._stage("loading")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.events import Report
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.training.loaded_target import LoadedTarget
@@ -34,10 +35,12 @@ class Trainers:
     def __init__(
         self,
         settings: OnlineSettings,
-        report: Callable[[dict[str, Any]], None] | None = None,
+        report: Report | None = None,
         on_stage: Callable[[str], None] | None = None,
     ) -> None:
-        self._settings, self._report, self._on_stage = settings, report, on_stage
+        self._settings = settings
+        self._report = report
+        self._on_stage = on_stage
         self._pool = VersionRegistry(settings.layout.versions).pool
         self._target = LoadedTarget.of(settings, ReplayLog(settings.layout.replay).key)
         self._trainers: dict[str, OnlineTrainer] = {}
@@ -52,8 +55,8 @@ class Trainers:
 
     def with_text(self) -> list[OnlineTrainer]:
         """Return those with answers to learn from, or the first if none has any."""
-        found = self.all()
-        return [own for own in found if own.replay.count(after=own.state.cursor)] or found[:1]
+        trainers = self.all()
+        return [trainer for trainer in trainers if trainer.replay.count(after=trainer.state.cursor)] or trainers[:1]
 
     def judge(self) -> bool:
         """Score a few answers for a gate. Return False if nothing is to be scored now."""

@@ -30,18 +30,22 @@ def unlearn(settings: OnlineSettings, tenant: str) -> list[str]:
     """
     registry, replay = VersionRegistry(settings.layout.versions), ReplayLog(settings.layout.replay)
     members = registry.pool.members() or [Member(ONLY)]
-    given = {own.name: _given(registry.of(own.name)) for own in members if own.cloned_from is None and own.learns}
+    given = {
+        member.name: _given(registry.of(member.name))
+        for member in members
+        if member.cloned_from is None and member.learns
+    }
     replay.delete_tenant(tenant)
     reason = "a tenant was deleted, and it may have learnt from its answers"
     gone: list[str] = []
     for member in members:
-        own = registry.of(member.name)
+        draft_registry = registry.of(member.name)
         if member.name in given:
-            own.promote(given[member.name], "to learn again without a tenant")
+            draft_registry.promote(given[member.name], "to learn again without a tenant")
         else:  # a specialist began with what another draft had learnt
             registry.pool.set_status(member.name, "withdrawn", reason)
-        gone += own.disown(reason)
-        layout = settings.layout.of(own.member)
+        gone += draft_registry.disown(reason)
+        layout = settings.layout.of(draft_registry.member)
         TrainerState.read(layout.state).with_(cursor=0, working=None).write(layout.state)
         layout.memory.unlink(missing_ok=True)
     log.info("%d versions are gone; learning again without %s", len(gone), tenant)
@@ -52,8 +56,8 @@ def unlearn(settings: OnlineSettings, tenant: str) -> list[str]:
 
 def _given(registry: VersionRegistry) -> str:
     """Return the version of a draft that has learnt from no answer."""
-    found = [version for version in registry.versions() if version.last_request is None]
-    intact = [version for version in found if registry.problem_of(version) is None]
+    given = [version for version in registry.versions() if version.last_request is None]
+    intact = [version for version in given if registry.problem_of(version) is None]
     if not intact:
         raise ConfigError(
             f"no version in {registry.folder} is as it was given, so nothing can be learnt again from it; start the "

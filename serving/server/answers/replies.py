@@ -41,24 +41,24 @@ def usage(outputs: Sequence[RequestOutput]) -> Json:
 
 def speculation(replies: Replies, outputs: Sequence[RequestOutput]) -> Json:
     """Return the speculation counts of all answers together. A position is tried if all before it were accepted."""
-    stats = [answer.stats for output in outputs for answer in output.completions]
+    stats = [completion.stats for output in outputs for completion in output.completions]
     tried, accepted = Counter[int](), Counter[int]()
     sources, accepted_by_source = Counter[str](), Counter[str]()  # with those that have 0
-    for own in stats:
-        tried.update(dict(enumerate(own.tried_per_position)))
-        accepted.update(dict(enumerate(own.accepted_per_position)))
-        sources.update(own.sources)
-        accepted_by_source.update(own.accepted_by_source)
+    for answer in stats:
+        tried.update(dict(enumerate(answer.tried_per_position)))
+        accepted.update(dict(enumerate(answer.accepted_per_position)))
+        sources.update(answer.sources)
+        accepted_by_source.update(answer.accepted_by_source)
     return {
         "verification": replies.head.verification,
-        "proposed": sum(own.proposed for own in stats),
-        "accepted": sum(own.accepted for own in stats),
-        "tried_per_position": [tried[place] for place in range(len(tried))],
-        "accepted_per_position": [accepted[place] for place in range(len(tried))],
-        "steps": sum(own.steps for own in stats),
+        "proposed": sum(answer.proposed for answer in stats),
+        "accepted": sum(answer.accepted for answer in stats),
+        "tried_per_position": [tried[position] for position in range(len(tried))],
+        "accepted_per_position": [accepted[position] for position in range(len(tried))],
+        "steps": sum(answer.steps for answer in stats),
         "sources": sources,
         "accepted_by_source": accepted_by_source,
-        "draft_versions": list(dict.fromkeys(version for own in stats for version in own.draft_versions)),
+        "draft_versions": list(dict.fromkeys(version for answer in stats for version in answer.draft_versions)),
     }
 
 

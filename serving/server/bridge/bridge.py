@@ -48,7 +48,9 @@ class EngineBridge:
         on_step: Callable[[StepReport], None],
         in_thread: Callable[[StepOutput], None] | None = None,
     ) -> None:
-        self.engine, self.max_queue, self.full_status = engine, max_queue, full_status
+        self.engine = engine
+        self.max_queue = max_queue
+        self.full_status = full_status
         self.tenant_share = tenant_share
         self._on_step, self._in_thread = on_step, in_thread
         self._streams: dict[str, RequestStream] = {}  # by engine request id
@@ -139,15 +141,17 @@ class EngineBridge:
 
     def _check_room(self, answers: int, tenant: str) -> None:
         most = self.engine.slots + self.max_queue
-        own_most = max(1, int(self.tenant_share * most))
-        if answers > own_most:
-            raise bad_request(f"{answers} answers in one request; this server holds {own_most} at a time", "n")
-        taken, own = self.places.total(), self.places[tenant]
+        tenant_most = max(1, int(self.tenant_share * most))
+        if answers > tenant_most:
+            raise bad_request(f"{answers} answers in one request; this server holds {tenant_most} at a time", "n")
+        taken, of_tenant = self.places.total(), self.places[tenant]
         if (excess := taken + answers - most) > 0:
             waiting = max(0, taken - self.engine.slots)
             raise self._full(f"the server is full: {waiting} answers wait already; try again later", excess)
-        if (excess := own + answers - own_most) > 0:
-            raise self._full(f"{own} answers of yours are open; this server holds {own_most} at a time", excess)
+        if (excess := of_tenant + answers - tenant_most) > 0:
+            raise self._full(
+                f"{of_tenant} answers of yours are open; this server holds {tenant_most} at a time", excess
+            )
 
     def _full(self, message: str, excess: int) -> ApiError:
         return full(self.full_status, message, self._retry_after.seconds_until(excess))
@@ -212,7 +216,9 @@ class EngineBridge:
         if self._timer is not None:
             self._timer.cancel()
         # A step that is added from here on is arranged for, or taken below.
-        self._timer, self._arranged, self._delivered_s = None, False, self._loop.time()
+        self._timer = None
+        self._arranged = False
+        self._delivered_s = self._loop.time()
         while self._steps:
             try:
                 self._deliver(self._steps.popleft())

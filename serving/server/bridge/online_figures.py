@@ -183,10 +183,10 @@ def set_in_status(figures: OnlineFigures, status: dict[str, Any]) -> None:
     for name, figure in declarations().items():
         if figure.status is not None:
             *groups, key = figure.status.split(".")
-            place = status
+            part = status
             for group in groups:
-                place = place.setdefault(group, {})
-            place[key] = getattr(figures, name)
+                part = part.setdefault(group, {})
+            part[key] = getattr(figures, name)
 
 
 def without_names(figures: OnlineFigures) -> OnlineFigures:

@@ -172,5 +172,5 @@ def kinds(tokens: int, row: RowResult | None) -> tuple[Kind, ...]:
 
 def sources(tokens: int, row: RowResult | None) -> tuple[str, ...]:
     """Return who proposed each token of a step, "" for the target's own one."""
-    found = [] if row is None else [trial.source for trial in row.trials if trial.accepted][:tokens]
-    return (*found, *[""] * (tokens - len(found)))
+    drafted_by = [] if row is None else [trial.source for trial in row.trials if trial.accepted][:tokens]
+    return (*drafted_by, *[""] * (tokens - len(drafted_by)))

@@ -33,7 +33,11 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
         self.headers = dict(headers or {})
 
     @property
@@ -72,9 +76,9 @@ def from_validation(error: ValidationError) -> ApiError:
     if error.error_count() > MOST_ERRORS:
         problem = f"the body has {error.error_count()} errors; see /openapi.json for its fields"
         return bad_request(problem, code="invalid_value")
-    found = error.errors(include_url=False, include_input=False)
+    errors = error.errors(include_url=False, include_input=False)
     # Each branch of a union reports an error. The branch that got furthest into the field is the intended one.
-    same = [item for item in found if item["loc"][:1] == found[0]["loc"][:1]]
+    same = [item for item in errors if item["loc"][:1] == errors[0]["loc"][:1]]
     first = max(same, key=lambda item: len(_field_path(item)))
     path, kind = ".".join(_field_path(first)), first["type"]
     if kind == "json_invalid":

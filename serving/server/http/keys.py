@@ -39,11 +39,11 @@ class KeyRing:
 
     def tenant(self, presented: str) -> str | None:
         """Return the tenant of a key, or None. Compares all keys, each in constant time."""
-        digest, found = _digest(presented), None
+        digest, tenant = _digest(presented), None
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
-                found = key.tenant
-        return found
+                tenant = key.tenant
+        return tenant
 
     def tenant_of(self, authorization: str | None) -> str | None:
         """Return the tenant of an Authorization header, or None for a missing or wrong key."""

@@ -31,7 +31,10 @@ class Domains:
         clock: Callable[[], float] = time.monotonic,
         on_dropped: Callable[[str], None] | None = None,
     ) -> None:
-        self._most, self._fixed, self.idle_s, self._clock = most, frozenset(fixed), idle_s, clock
+        self._most = most
+        self._fixed = frozenset(fixed)
+        self.idle_s = idle_s
+        self._clock = clock
         self._on_dropped = on_dropped
         self._used: OrderedDict[str, float] = OrderedDict()  # by name: last acceptance in seconds, oldest first
 

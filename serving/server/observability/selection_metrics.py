@@ -81,12 +81,16 @@ class SelectionMetrics(Collector):
 
         Steps that read ahead of a switch are no usual ones: they take longer.
         """
-        own = self.figures
-        kinds = {"switch": tuple(own.switch_s), "reading": tuple(own.reading_s), "usual": tuple(own.usual_s)}
+        figures = self.figures
+        kinds = {
+            "switch": tuple(figures.switch_s),
+            "reading": tuple(figures.reading_s),
+            "usual": tuple(figures.usual_s),
+        }
         return {
-            kind: dict(zip(QUANTILES, numpy.quantile(found, tuple(map(float, QUANTILES))).tolist(), strict=True))
-            for kind, found in kinds.items()
-            if found
+            kind: dict(zip(QUANTILES, numpy.quantile(seconds, tuple(map(float, QUANTILES))).tolist(), strict=True))
+            for kind, seconds in kinds.items()
+            if seconds
         }
 
     def trials(self) -> dict[str, float | None] | None:

@@ -153,16 +153,16 @@ class Telemetry:
 
     def rates(self) -> dict[str, float | None]:
         """Return the acceptance of the drafts in use, by source."""
-        found = {source: self._by_version.get(version) for source, version in self._versions.items()}
-        return {source: None if own is None else own.total.rate for source, own in found.items()}
+        in_use = {source: self._by_version.get(version) for source, version in self._versions.items()}
+        return {source: None if version is None else version.total.rate for source, version in in_use.items()}
 
     def _in_use(self) -> dict[str, Any]:
         """Return the acceptance of all drafts in use together. Without a draft it is that of looked-up tokens."""
-        found = AcceptanceCounter()
+        counter = AcceptanceCounter()
         for version in dict.fromkeys(self._versions.values()) or [""]:
             if version in self._by_version:
-                found.merge(self._by_version[version].total)
-        return {"rate": found.rate, "by_position": found.by_position}
+                counter.merge(self._by_version[version].total)
+        return {"rate": counter.rate, "by_position": counter.by_position}
 
     def _version_of(self, version: str) -> _Version:
         if version not in self._by_version:
@@ -176,13 +176,13 @@ class Telemetry:
     def _percentiles(self) -> dict[str, Any] | None:
         if not self._latencies:
             return None
-        found = {}
+        percentiles = {}
         names = ("time_to_first_token_s", "time_per_output_token_s", "total_s")
         for name, column in zip(names, numpy.array(self._latencies).T, strict=True):
             known = column[~numpy.isnan(column)]  # an answer of one token has no time between tokens
             values = numpy.percentile(known, PERCENTILES).tolist() if len(known) else [None] * len(PERCENTILES)
-            found[name] = dict(zip(map(str, PERCENTILES), values, strict=True))
-        return found
+            percentiles[name] = dict(zip(map(str, PERCENTILES), values, strict=True))
+        return percentiles
 
 
 def _rate(part: float, whole: float) -> float | None:

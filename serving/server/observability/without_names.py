@@ -26,12 +26,12 @@ class WithoutNames(Collector):
 
 
 def _added_up(samples: Iterable[Sample]) -> list[Sample]:
-    found: dict[tuple[str, ...], Sample] = {}
+    sums: dict[tuple[str, ...], Sample] = {}
     for sample in samples:
         if sample.name.endswith("_created"):  # a time, which adds up to nothing
             continue
         labels = {name: ALL if name in NAMES else value for name, value in sample.labels.items()}
-        place = sample.name, *labels.values()
-        before = found[place].value if place in found else 0.0
-        found[place] = Sample(sample.name, labels, before + sample.value)
-    return list(found.values())
+        key = sample.name, *labels.values()
+        before = sums[key].value if key in sums else 0.0
+        sums[key] = Sample(sample.name, labels, before + sample.value)
+    return list(sums.values())

@@ -168,9 +168,9 @@ async def _with_drafts(state: AppState, work: Callable[[DraftCatalogue], T]) -> 
     if catalogue is None:
         raise switched_off("loading drafts", "online=on, server.drafts_folder=FOLDER or drafts=[A,B]")
     try:
-        found = await asyncio.shield(asyncio.ensure_future(state.in_admin_thread(lambda: work(catalogue))))
+        result = await asyncio.shield(asyncio.ensure_future(state.in_admin_thread(lambda: work(catalogue))))
         await state.update_online_figures()
-        return found
+        return result
     except NotInCatalogue as error:
         raise not_found(str(error), "draft_not_found") from error
     except NotOffered as error:
@@ -197,11 +197,11 @@ async def _with_online(state: AppState, work: Callable[[OnlineControl], T]) -> T
     if online is None:
         raise switched_off("online adaptation", "online=on")
     try:
-        found = await asyncio.shield(asyncio.ensure_future(state.in_admin_thread(lambda: work(online))))
+        result = await asyncio.shield(asyncio.ensure_future(state.in_admin_thread(lambda: work(online))))
         await state.update_online_figures()
     except RunError as error:
         raise ApiError(500, str(error), kind="server_error", code="online_failed") from error
-    return found
+    return result
 
 
 async def _forgotten_by_engine(state: AppState, tenant: str) -> None:

@@ -111,7 +111,7 @@ def test_prompts_side_by_side_are_decoded_by_the_engine_at_the_length_for_their_
 
     @contextmanager
     def decoders(draft: LanguageModel, target: LanguageModel, how: Decoding) -> Iterator[Decoders]:
-        made.append((how.gamma, how.batch))
+        made.append((how.speculation_length, how.batch))
         yield Decoders(lambda prompts: Run(1.0, len(prompts), 1), lambda prompts: Run(0.5, len(prompts), 1))
 
     def costs(*_: Any) -> dict[int, StepCost]:
@@ -199,7 +199,9 @@ def test_nothing_to_judge_is_refused(draft: LanguageModel, target: LanguageModel
 def test_heads_are_measured_by_rank(target: LanguageModel, draft: LanguageModel, samples: list[Sample]) -> None:
     heads = state_draft("medusa", target)
     found = evaluate(heads, target, samples, POLICY, QUICK).rank_acceptance
-    measured = [measure_positions(heads, target, sample, POLICY, depths=3).at(1).by_rank for sample in samples]
+    measured = [
+        measure_positions(heads, target, sample, POLICY, speculation_length=3).at(1).by_rank for sample in samples
+    ]
     assert (len(found), len(found[0])) == (3, 10)
     assert found[1] == pytest.approx(torch.cat([each for each in measured if each is not None]).mean(0).tolist())
     assert evaluate(draft, target, samples[:2], POLICY, QUICK).rank_acceptance == ()

@@ -113,25 +113,25 @@ def given(accepted: Tensor) -> Positions:
 
 @pytest.mark.parametrize(("accepted", "tau"), [(0.0, [1, 1, 1]), (1.0, [2, 3, 4])])
 def test_the_targets_own_token_counts(accepted: float, tau: list[int]) -> None:
-    counts = count_blocks(given(torch.full((120,), accepted)), finished=True, longest=3)
+    counts = count_blocks(given(torch.full((120,), accepted)), finished=True, speculation_length=3)
     assert (counts.tokens / counts.blocks).tolist() == pytest.approx(tau, rel=0.03)
 
 
 def test_hard_text_weighs_by_the_blocks_it_takes() -> None:
     """Half the text at 5 tokens a block and half at 1: 5/3, not the mean 3 over places."""
-    counts = count_blocks(given(torch.cat([torch.ones(500), torch.zeros(500)])), finished=True, longest=4)
+    counts = count_blocks(given(torch.cat([torch.ones(500), torch.zeros(500)])), finished=True, speculation_length=4)
     assert float(counts.tokens[3] / counts.blocks[3]) == pytest.approx(5 / 3, rel=0.01)
 
 
 def test_survival_follows_the_path_and_is_no_product_of_averages() -> None:
     """Acceptances come in pairs after a sure rejection. A product of averages would be 1 + 2/3 + 4/9."""
-    counts = count_blocks(given(torch.tensor([0.0, 1.0, 1.0] * 300)), finished=True, longest=2)
+    counts = count_blocks(given(torch.tensor([0.0, 1.0, 1.0] * 300)), finished=True, speculation_length=2)
     # Block of 1, then blocks of 3 (two accepted and a bonus, which is the next rejection's place).
     assert float(counts.tokens[1] / counts.blocks[1]) == pytest.approx(3.0, rel=0.02)
 
 
 def test_a_cut_response_shorter_than_the_window_still_counts() -> None:
-    counts = count_blocks(given(torch.tensor([0.5, 0.5])), finished=False, longest=8)
+    counts = count_blocks(given(torch.tensor([0.5, 0.5])), finished=False, speculation_length=8)
     assert (counts.blocks == 1).all()
     assert float(counts.tokens[7]) == pytest.approx(1.75)
 
@@ -164,7 +164,7 @@ def test_greedy_tau_is_exactly_what_greedy_decoding_takes(
     text = plain_generate(target, ids, policy, 40, stop_ids=()).token_ids
     out = speculative_generate(draft, target, ids, policy, 3, 40, stop_ids=())
     positions = measure_positions(draft, target, Sample("p", "d", ids, text), policy)
-    counts = count_blocks(positions, finished=True, longest=3)
+    counts = count_blocks(positions, finished=True, speculation_length=3)
     assert float(counts.blocks[2]) == pytest.approx(out.steps)
 
 
@@ -181,5 +181,5 @@ def test_a_block_meets_each_depth_at_its_own_place() -> None:
             while depth < gamma and place + depth < 40 and tables[depth, place + depth]:
                 depth += 1
             place, blocks = place + depth + 1, blocks + 1
-        counts = count_blocks(positions, finished=True, longest=3)
+        counts = count_blocks(positions, finished=True, speculation_length=3)
         assert float(counts.blocks[gamma - 1]) == pytest.approx(blocks)

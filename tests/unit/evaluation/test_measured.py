@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +16,7 @@ from distillspec.evaluation.measured import (
     Prompt,
     Run,
     grouped,
+    in_turn,
     measure_speedup,
 )
 from distillspec.models import LanguageModel
@@ -78,3 +80,14 @@ def test_prompts_side_by_side_are_measured_in_groups_that_share_none() -> None:
     assert grouped(PROMPTS, 2, 1) == [[[1], [2]]]
     assert grouped(PROMPTS, 8, 8) == [PROMPTS], "too few for one group"
     assert grouped([], 2, 8) == []
+
+
+def test_each_side_is_at_each_place_equally_often() -> None:
+    rounds = [in_turn("abc", number) for number in range(6)]
+    assert all(sorted(own) == ["a", "b", "c"] for own in rounds)
+    assert [Counter(own[place] for own in rounds) for place in range(3)] == [Counter(a=2, b=2, c=2)] * 3
+    assert rounds[:3] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
+
+
+def test_a_single_side_is_always_first() -> None:
+    assert in_turn({"only": 1}, 7) == ["only"]

@@ -128,7 +128,7 @@ def test_every_drafted_position_of_a_draft_that_reads_states_has_its_own_values(
     kind: str, target: LanguageModel
 ) -> None:
     draft, policy = state_draft(kind, target), SamplingPolicy()
-    positions = measure_positions(draft, target, SAMPLE, policy, chunk_positions=3, depths=3)
+    positions = measure_positions(draft, target, SAMPLE, policy, chunk_positions=3, speculation_length=3)
     text = [*SAMPLE.prompt_ids, *SAMPLE.response_ids]
     for depth in range(3):
         values = positions.at(depth)
@@ -147,7 +147,7 @@ def test_every_drafted_position_of_a_draft_that_reads_states_has_its_own_values(
 @pytest.mark.parametrize("kind", ["medusa", "hydra"])
 def test_heads_have_the_targets_probability_of_each_rank(kind: str, target: LanguageModel) -> None:
     draft, policy = state_draft(kind, target), SamplingPolicy(0.7)
-    positions = measure_positions(draft, target, SAMPLE, policy, chunk_positions=3, depths=6)
+    positions = measure_positions(draft, target, SAMPLE, policy, chunk_positions=3, speculation_length=6)
     text = [*SAMPLE.prompt_ids, *SAMPLE.response_ids]
     for depth in range(4):
         by_rank = positions.at(depth).by_rank

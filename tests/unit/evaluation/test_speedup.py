@@ -199,8 +199,8 @@ def test_measured_speeds_are_paired_and_alternate(
 
     def charged(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
         out: ReferenceOutput = work()
-        order.append(out.gamma)
-        return out.steps * (2.0 if out.gamma else 1.0), out
+        order.append(out.speculation_length)
+        return out.steps * (2.0 if out.speculation_length else 1.0), out
 
     monkeypatch.setattr(measured, "timed", charged)
     seen: list[tuple[int, int]] = []

@@ -32,7 +32,7 @@ def test_every_token_is_an_example_at_each_depth(target: LanguageModel, kind: st
     found = stop_examples(head, draft, TargetStates(target), samples(), POLICY, 3, done.append)
     assert done == [1, 2]
     assert len(found) == 7 * depths
-    measured = [measure_positions(draft, target, sample, POLICY, depths=3) for sample in samples()]
+    measured = [measure_positions(draft, target, sample, POLICY, speculation_length=3) for sample in samples()]
     alpha = torch.cat([each.at(depth).alpha for each in measured for depth in range(depths)])
     assert torch.allclose(found.alpha.double(), alpha, atol=1e-6)
     assert torch.equal(found.inputs[:, 0], found.best), "the best probability comes first"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distillspec.evaluation import verification
-from distillspec.evaluation.verification import next_probs, verify_block, verify_greedy
+from distillspec.evaluation.verification import next_probs, verify_chain, verify_greedy
 from distillspec.sampling import draw
 
 TRIALS = 40_000
@@ -30,7 +30,7 @@ def emitted_pairs(target_probs: Tensor, draft_probs: Tensor, *, shared_stream: b
 
     drafted = draw(draft_probs.expand(TRIALS, -1, -1), uniforms(steps))
     accept, following = uniforms(steps), uniforms()
-    verdict = verify_block(
+    verdict = verify_chain(
         target_probs.expand(TRIALS, -1, -1),
         draft_probs.expand(TRIALS, -1, -1),
         drafted,
@@ -100,7 +100,7 @@ def test_proposals_are_accepted_at_the_rate_of_the_overlap() -> None:
     accept, following, propose = torch.rand(3, TRIALS, generator=generator, dtype=torch.float64)
     drafted = draw(draft_probs.expand(TRIALS, -1, -1), propose[:, None])
     wide = target_probs.expand(TRIALS, -1, -1), draft_probs.expand(TRIALS, -1, -1)
-    accepted = verify_block(*wide, drafted, accept[:, None], following).accepted
+    accepted = verify_chain(*wide, drafted, accept[:, None], following).accepted
     alpha = float(torch.minimum(target_probs[0], draft_probs[0]).sum())
     assert float(accepted.double().mean()) == pytest.approx(alpha, abs=4 * (alpha * (1 - alpha) / TRIALS) ** 0.5)
 
@@ -108,7 +108,7 @@ def test_proposals_are_accepted_at_the_rate_of_the_overlap() -> None:
 def test_no_proposal_draws_from_the_target() -> None:
     probs = torch.tensor([[0.25, 0.75]])
     for uniform, token in ((0.2, 0), (0.3, 1)):
-        verdict = verify_block(
+        verdict = verify_chain(
             probs, probs[:0], torch.empty(0, dtype=torch.int64), torch.empty(0), torch.tensor(uniform)
         )
         assert (int(verdict.accepted), int(verdict.next_token)) == (0, token)
@@ -117,7 +117,7 @@ def test_no_proposal_draws_from_the_target() -> None:
 def test_equal_distributions_accept_everything_and_a_residual_of_nothing_falls_back_to_the_target() -> None:
     probs = torch.tensor([[0.5, 0.5], [0.1, 0.9]])
     almost_one = torch.tensor([1 - 1e-12], dtype=torch.float64)
-    verdict = verify_block(probs, probs[:1], torch.tensor([1]), almost_one, torch.tensor(0.5))
+    verdict = verify_chain(probs, probs[:1], torch.tensor([1]), almost_one, torch.tensor(0.5))
     assert (int(verdict.accepted), int(verdict.next_token)) == (1, 1)
     assert torch.equal(next_probs(probs, probs[:1], torch.tensor(0)), probs[0])
 

@@ -13,11 +13,11 @@ from distillspec.errors import ConfigError
 from distillspec.generation import SlotGenerator
 from distillspec.generation import slots as generator_module
 from distillspec.generation.decoder import SlotDecoder
-from distillspec.models import LanguageModel, few_tokens, initialise_draft, packed_linear, product_trial
+from distillspec.models import LanguageModel, initialise_draft, native_layers, packed_linear, product_trial
 from distillspec.models.features import read_states
 from distillspec.models.few_queries import why_not
-from distillspec.models.few_rows import FewRows
-from distillspec.models.few_tokens import FewTokens
+from distillspec.models.native_layers import NativeLayers
+from distillspec.models.native_rows import NativeRows
 from distillspec.models.packed_linear import PackedLinear
 from distillspec.models.packed_products import OneDnnProduct
 from distillspec.models.slot_attention import IMPLEMENTATION, slot_attention_in
@@ -66,19 +66,19 @@ def plain_greedy(model: LanguageModel, request: GenerationRequest) -> tuple[int,
 def test_what_layers_in_one_call_record_is_what_the_model_says_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     model, passes = llama(), list[int]()
     monkeypatch.setattr(generator_module, "PACKED_STEPS", 1)
-    monkeypatch.setattr(few_tokens, "MOST_TOKENS", 64)  # so that prompts are read in parts
-    hidden_of = FewTokens.hidden_of
+    monkeypatch.setattr(native_layers, "MOST_TOKENS", 64)  # so that prompts are read in parts
+    hidden_of = NativeLayers.hidden_of
 
-    def counted(few: FewTokens, cache: SlotCache, rows: FewRows, *given: Tensor | None) -> Tensor:
+    def counted(native: NativeLayers, cache: SlotCache, rows: NativeRows, *given: Tensor | None) -> Tensor:
         passes.append(rows.total)
-        return hidden_of(few, cache, rows, *given)
+        return hidden_of(native, cache, rows, *given)
 
-    monkeypatch.setattr(FewTokens, "hidden_of", counted)
+    monkeypatch.setattr(NativeLayers, "hidden_of", counted)
     generator = SlotGenerator(model, slots=3, states=StateRequest((1, 2)))
     samples = write(generator, requests(), PLAIN, signal=SignalRequest("topk", 16), stop_ids=())
-    few = FewTokens.of(model)
-    assert few is not None
-    assert sum(passes) >= 200 + sum(LENGTHS) * few.takes_all_chains, "answers, and prompts where it takes all"
+    native = NativeLayers.of(model)
+    assert native is not None
+    assert sum(passes) >= 200 + sum(LENGTHS) * native.takes_all_chains, "answers, and prompts where it takes all"
     assert max(passes) <= 64
     for sample in samples:
         ids, first = torch.tensor([[*sample.prompt_ids, *sample.response_ids]]), len(sample.prompt_ids) - 1

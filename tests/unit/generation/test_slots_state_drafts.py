@@ -10,7 +10,7 @@ import torch
 from distillspec.data.collect import response_logits, with_writer_logprobs
 from distillspec.generation import SlotGenerator
 from distillspec.generation import slots as generator_module
-from distillspec.models import LanguageModel, few_tokens
+from distillspec.models import LanguageModel, native_layers
 from distillspec.models.few_queries import why_not
 from distillspec.signals import SignalRequest, TeacherSignal
 from distillspec.types import GenerationRequest, Sample, SamplingPolicy
@@ -91,7 +91,7 @@ def test_layers_in_one_call_read_the_states_too(monkeypatch: pytest.MonkeyPatch,
     model = llama()
     draft = state_draft(kind, model, noise=0.02)
     monkeypatch.setattr(generator_module, "PACKED_STEPS", 1)
-    monkeypatch.setattr(few_tokens, "MOST_TOKENS", 64)  # so that prompts are read in parts
+    monkeypatch.setattr(native_layers, "MOST_TOKENS", 64)  # so that prompts are read in parts
     for sample in write(own_text(draft, model, 3), requests(), GREEDY, stop_ids=()):
         logits = torch.cat(list(response_logits(sample, draft, model)))
         chosen = logits.gather(-1, torch.tensor(sample.response_ids)[:, None])[:, 0]

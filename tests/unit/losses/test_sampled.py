@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -130,3 +132,11 @@ def test_tvdpp_weighs_only_draft_samples_by_their_advantage() -> None:
 
 def test_equal_rewards_carry_no_advantage() -> None:
     assert advantages(torch.ones(4), torch.tensor([1, 1, 1, 0]).bool()).tolist() == [0, 0, 0, 0]
+
+
+def test_advantages_are_standardised_over_the_mask() -> None:
+    reward = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
+    mask = torch.tensor([True, True, True, True, False])
+    expected = torch.tensor([1.0, -3.0, 1.0, 1.0, 0.0]) / math.sqrt(3)
+    torch.testing.assert_close(advantages(reward, mask), expected)
+    assert advantages(reward, torch.zeros(5).bool()).tolist() == [0.0] * 5

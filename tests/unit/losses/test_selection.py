@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from distillspec.errors import ConfigError
-from distillspec.losses import advantages, select_tokens
+from distillspec.losses import select_tokens
 
 
 def test_the_tokens_furthest_behind_the_reference_are_chosen() -> None:
@@ -35,11 +35,3 @@ def test_mistakes_are_named() -> None:
         select_tokens(torch.ones(2), torch.ones(3), 0.5)
     with pytest.raises(ValueError, match="not finite"):
         select_tokens(torch.tensor([math.nan, 1]), torch.ones(2), 0.5)
-
-
-def test_advantages_are_standardised_over_the_mask() -> None:
-    reward = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
-    mask = torch.tensor([True, True, True, True, False])
-    expected = torch.tensor([1.0, -3.0, 1.0, 1.0, 0.0]) / math.sqrt(3)
-    torch.testing.assert_close(advantages(reward, mask), expected)
-    assert advantages(reward, torch.zeros(5).bool()).tolist() == [0.0] * 5

@@ -13,12 +13,12 @@ from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.models.draft_steps import DraftSteps, Readers, Unread
 from distillspec.models.few_queries import why_not
-from distillspec.models.few_rows import FewRows
-from distillspec.models.few_tokens import FewTokens
+from distillspec.models.native_layers import NativeLayers
+from distillspec.models.native_rows import NativeRows
 from distillspec.models.slot_cache import SlotCache
 
 from .state_drafts import state_draft
-from .test_few_tokens import llama, of_codes
+from .test_native_layers import llama, of_codes
 
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=f"no kernel here: {why_not()}"),
@@ -65,9 +65,9 @@ def chains(rows: int, depth: int) -> Readers:
 @torch.inference_mode()
 def test_rows_at_the_contexts_end_are_drafted_beside_others() -> None:
     _, draft = draft_of("tokens", torch.float32)
-    steps = DraftSteps.of(draft, FewTokens.of(draft, exact=False))
+    steps = DraftSteps.of(draft, NativeLayers.of(draft, exact=False))
     assert steps is not None
-    unread = Unread(numpy.array([5, 6, 9]), FewRows.chains([0, 1], [10, 2], [2, 1]), None)
+    unread = Unread(numpy.array([5, 6, 9]), NativeRows.chains([0, 1], [10, 2], [2, 1]), None)
     near, far = (steps.run(SlotCache(2, end), unread, chains(2, 3), None) for end in (12, 40))
     assert torch.equal(near.ids[3:], far.ids[3:])
     assert bool(near.finite.all())
@@ -81,29 +81,29 @@ def test_scaled_states_are_left_to_others_where_small_weights_would_vanish() -> 
         draft = state_draft("scaled eagle", target)
         draft.model.to(dtype)
         for eight in (False, True):
-            few = FewTokens.of(draft, exact=False, eight=eight)
-            assert few is not None
-            exact = few.kind.weights == torch.bfloat16
-            assert (DraftSteps.of(draft, few) is not None) == exact
+            native = NativeLayers.of(draft, exact=False, eight=eight)
+            assert native is not None
+            exact = native.kind.weights == torch.bfloat16
+            assert (DraftSteps.of(draft, native) is not None) == exact
 
 
 def test_normed_states_are_left_to_others() -> None:
     """The kernel fuses states by one product."""
     target = llama(torch.float32)
     plain, normed = (state_draft(kind, target) for kind in ("eagle", "normed eagle"))
-    assert DraftSteps.of(plain, FewTokens.of(plain, exact=False)) is not None
-    few = FewTokens.of(normed, exact=False)
-    assert few is not None
-    assert DraftSteps.of(normed, few) is None
+    assert DraftSteps.of(plain, NativeLayers.of(plain, exact=False)) is not None
+    native = NativeLayers.of(normed, exact=False)
+    assert native is not None
+    assert DraftSteps.of(normed, native) is None
 
 
 @torch.inference_mode()
 def test_nan_is_told_and_stays_in_its_row() -> None:
     _, draft = draft_of.__wrapped__("tokens", torch.float32)
-    few = FewTokens.of(draft, exact=False)
-    steps = DraftSteps.of(draft, few)
+    native = NativeLayers.of(draft, exact=False)
+    steps = DraftSteps.of(draft, native)
     assert steps is not None
-    args = Unread(numpy.array([5, 7]), FewRows.chains([0, 1], [0, 0], [1, 1]), None), chains(2, 2), None
+    args = Unread(numpy.array([5, 7]), NativeRows.chains([0, 1], [0, 0], [1, 1]), None), chains(2, 2), None
     wanted = steps.run(SlotCache(2, 24), *args)
     with torch.no_grad():
         draft.model.get_input_embeddings().weight[7] = torch.nan
@@ -114,8 +114,8 @@ def test_nan_is_told_and_stays_in_its_row() -> None:
 
 def test_a_markov_head_that_fills_no_vector_is_left_to_the_loop() -> None:
     model = llama()
-    few = FewTokens.of(model)
-    assert DraftSteps.of(model, few) is not None
+    native = NativeLayers.of(model)
+    assert DraftSteps.of(model, native) is not None
     assert DraftSteps.of(model, None) is None
     narrow = initialise_draft(DraftConfig(kind="block", markov=5), model)
-    assert DraftSteps.of(narrow, FewTokens.of(narrow, exact=False)) is None
+    assert DraftSteps.of(narrow, NativeLayers.of(narrow, exact=False)) is None

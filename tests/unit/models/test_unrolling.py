@@ -99,7 +99,7 @@ def test_tokens_that_nobody_asks_for_have_keys_and_values_alone(
     random_model: Callable[..., LanguageModel], kind: str, packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gradients are those of a pass over all tokens."""
-    monkeypatch.setattr("distillspec.models.unrolling.can_pack", lambda model: packs)
+    monkeypatch.setattr("distillspec.models.unrolling.can_attend_by_sequence", lambda model: packs)
     target = random_model("llama", torch.float64)
     draft = state_draft(kind, target)
     draft.model.requires_grad_(True)

@@ -131,7 +131,7 @@ def test_any_mix_of_params(
     settings = any_settings(chance, longest)
     reader = state_draft(("eagle", "features", "hydra", "block")[seed % 4], target, noise=0.02)
     drafts = [draft, truncated_draft, initialise_draft(DraftConfig(layers=1), target), reader]
-    sampler = TokenSampler(vocab, target.device, look=chance.random() < 0.5)
+    sampler = TokenSampler(vocab, target.device, reads_are_free=chance.random() < 0.5)
     engine = Engine(target, reader if seed % 2 else chance.choice(drafts), settings, sampler=sampler)
     found, aborted = run(engine, requests, chance, drafts if settings.proposer != "prompt_lookup" else ())
     engine.close()

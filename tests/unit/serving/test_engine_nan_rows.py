@@ -13,8 +13,8 @@ from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, RequestOutput, SamplingParams
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.decoding.sampling import TokenSampler
-from distillspec.serving.decoding.verification import TreeVerdict
-from distillspec.serving.decoding.windows import Judgement, VerificationWindow
+from distillspec.serving.decoding.verdict import Judgement, TreeVerdict
+from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.proposers.base import ProposalRequest
 
 from .conftest import MakeEngine, prompts
@@ -49,9 +49,9 @@ PATHS = ("nothing", "prompt", "draft", "lookup", "lookup else draft", "wide", "w
 
 
 def engine_of(
-    path: str, kind: str, look: bool, target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
+    path: str, kind: str, reads_are_free: bool, target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
 ) -> Engine:
-    sampler = TokenSampler(target.identity.vocab_size, target.device, look=look)
+    sampler = TokenSampler(target.identity.vocab_size, target.device, reads_are_free=reads_are_free)
     settings: dict[str, Any] = {
         "max_slots": 3,
         "max_model_len": 300,
@@ -103,9 +103,9 @@ def run(engine: Engine, params: SamplingParams) -> dict[str, RequestOutput]:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("look", [True, False], ids=["looks are free", "looks are not free"])
+@pytest.mark.parametrize("reads_are_free", [True, False], ids=["reads are free", "reads cost time"])
 def test_a_nan_row_ends_alone(
-    look: bool,
+    reads_are_free: bool,
     path: str,
     kind: str,
     target: LanguageModel,
@@ -114,7 +114,7 @@ def test_a_nan_row_ends_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     params = SamplingParams(max_tokens=12, ignore_eos=True, **KINDS[kind])
-    engine = engine_of(path, kind, look, target, draft, make_engine)
+    engine = engine_of(path, kind, reads_are_free, target, draft, make_engine)
     wanted = run(engine, params)
     drafted = path not in ("nothing", "prompt")
     begins = {
@@ -134,9 +134,9 @@ def test_a_nan_row_ends_alone(
     assert [nodes > 0 for nodes in spoilt] == ([True, False] if drafted else [False])
 
 
-@pytest.mark.parametrize("look", [True, False], ids=["looks are free", "looks are not free"])
+@pytest.mark.parametrize("reads_are_free", [True, False], ids=["reads are free", "reads cost time"])
 @pytest.mark.parametrize("kind", ["drawn", "filtered"])
-def test_nan_after_a_rejected_branch_costs_nothing(look: bool, kind: str) -> None:
+def test_nan_after_a_rejected_branch_costs_nothing(reads_are_free: bool, kind: str) -> None:
     """A wide tree: the branch that is not taken is NaN, the verdict holds, and the slot is cleared."""
     logits = torch.full((5, VOCAB), -torch.inf)
     logits[:, 7] = 0.0  # p is one-hot: neither drafted token is accepted
@@ -144,7 +144,7 @@ def test_nan_after_a_rejected_branch_costs_nothing(look: bool, kind: str) -> Non
     window = VerificationWindow(
         row("a", SamplingParams(**KINDS[kind])), TokenTree.of_parents((65, 66, 67, 68), (ROOT, ROOT, 0, 1))
     )
-    (judgement,) = TokenSampler(VOCAB, CPU, look=look).verify(logits, [window])
+    (judgement,) = TokenSampler(VOCAB, CPU, reads_are_free=reads_are_free).verify(logits, [window])
     assert judgement.verdict == TreeVerdict((), 7)
     assert not judgement.sound
 

@@ -149,13 +149,13 @@ def test_looked_up_and_drafted_chains_side_by_side_follow_the_target(
     """One-hot proposals and sampled ones are judged together."""
     judged: list[tuple[bool, bool]] = []
 
-    def noted(step: windows.Step) -> None:
+    def noted(step: windows.StepLogits) -> None:
         plain(step)
         kinds = {group.kind for tree in step.trees for group in tree.groups}
         judged.append(("deterministic" in kinds, "drawn" in kinds))
 
-    plain = windows.Step.__post_init__
-    monkeypatch.setattr(windows.Step, "__post_init__", noted)
+    plain = windows.StepLogits.__post_init__
+    monkeypatch.setattr(windows.StepLogits, "__post_init__", noted)
     engine = make_engine(
         truncated_draft,
         proposer="lookup_else_model",

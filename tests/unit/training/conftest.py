@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from distillspec.training.module import DistillModule
 from distillspec.training.optimizer import choose_trainable, make_optimizer
 from distillspec.training.strategies import ReplicatedStrategy
 from distillspec.training.tracking import Tracker
-from distillspec.training.trainer import Trainer
+from distillspec.training.trainer import RunHooks, RunModels, Trainer
 from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy
 
 PROBE = torch.tensor([[1, 20, 30, 40, 50, 60, 70, 80]])
 SETTINGS: dict[str, Any] = {"max_steps": 6, "batch_tokens": 64, "row_tokens": 32, "eval_every": 3, "dtype": "float32"}
 
+HOOKS = [field.name for field in fields(RunHooks)]
 MakeTrainer = Callable[..., Trainer]
 
 
@@ -49,9 +51,9 @@ def overlap(draft: LanguageModel, target: LanguageModel) -> float:
 
 @pytest.fixture
 def make_trainer(target: LanguageModel, samples: list[Sample], tmp_path: Path) -> MakeTrainer:
-    """`make_trainer(folder=..., draft=..., loss=..., train=..., **Trainer arguments)`, the same one each time.
+    """`make_trainer(folder=..., draft=..., loss=..., train=..., **more)`, the same one each time.
 
-    With a `copy` of the target both train.
+    `more` are fields of `RunModels` and `RunHooks`, and the trainer's own arguments. With a `target_copy` both train.
     """
 
     def make(
@@ -75,17 +77,17 @@ def make_trainer(target: LanguageModel, samples: list[Sample], tmp_path: Path) -
         )
         choose_trainable(draft, train_embeddings=False)
         accelerator = Accelerator(cpu=True, mixed_precision="no")
-        copy = extra.get("copy")
+        models = RunModels(draft, target, extra.pop("reference", None), extra.pop("target_copy", None))
         module = (
             DistillModule(draft, config.loss)
-            if copy is None
-            else JointModule(draft, copy.trained, config.loss, config.train)
+            if models.target_copy is None
+            else JointModule(draft, models.target_copy.trained, config.loss, config.train)
         )
         strategy = ReplicatedStrategy(accelerator, module, lambda m: make_optimizer(m, config.train))
         feed = SampleFeed(samples if samples_ is None else samples_, config.train, 2, config.seed)
         extra.setdefault("evaluate", lambda model: {"eval/alpha": overlap(model, target)})
-        return Trainer(
-            draft, target, module, strategy, feed, config, folder, Tracker(accelerator, config.tracker, folder), **extra
-        )
+        hooks = RunHooks(**{name: extra.pop(name) for name in HOOKS if name in extra})
+        tracker = Tracker(accelerator, config.tracker, folder)
+        return Trainer(models, module, strategy, feed, config, folder, tracker, hooks, **extra)
 
     return make

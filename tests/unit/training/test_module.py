@@ -13,11 +13,11 @@ from distillspec.data.collect import score
 from distillspec.evaluation import evaluate
 from distillspec.models import LanguageModel
 from distillspec.signals import SignalRequest
-from distillspec.training.chains import Unrolling
 from distillspec.training.feed import SampleFeed
 from distillspec.training.module import DistillModule, teacher_view
 from distillspec.training.optimizer import choose_trainable
 from distillspec.training.state_store import StateStore
+from distillspec.training.unrolling import Unrolling
 from distillspec.types import Sample, SamplingPolicy
 
 from ..models.state_drafts import state_draft

@@ -31,10 +31,10 @@ def make_joint(make_trainer: Any, target: LanguageModel, samples: list[Sample]) 
     bare = [Sample(s.prompt_id, s.domain, s.prompt_ids, s.response_ids) for s in samples]
 
     def make(folder: Path, *, target: LanguageModel = target, train: dict[str, Any] | None = None, **extra: Any) -> Any:
-        copy = TargetCopy(target, str(folder / TARGET))
+        target_copy = TargetCopy(target, str(folder / TARGET))
         draft = initialise_draft(DraftConfig(kind="medusa", positions=2), target)
         train = {"target_rate": 0.2, **(train or {})}
-        return make_trainer(folder, draft=draft, copy=copy, train=train, samples_=bare, **extra)
+        return make_trainer(folder, draft=draft, target_copy=target_copy, train=train, samples_=bare, **extra)
 
     return make
 
@@ -121,7 +121,7 @@ def test_drafts_are_evaluated_under_the_target_of_their_step_in_its_own_precisio
     hashes: list[str] = []
 
     def evaluate(draft: LanguageModel) -> dict[str, float]:
-        copy = trainer.copy
+        copy = trainer.target_copy
         assert copy is not None
         pairs = zip(copy.served.model.parameters(), copy.trained.model.parameters(), strict=True)
         assert all(torch.equal(own, theirs.to(torch.bfloat16)) for own, theirs in pairs)

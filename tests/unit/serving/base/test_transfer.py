@@ -1,7 +1,7 @@
 """One read of the device a step: everything else a step does with tensors is launched and left alone.
 
 There is no accelerator here, so every tensor counts as one of the device's but those that `to_host` returned, and the
-sampler is told that looks are not free, as on CUDA.
+sampler is told that device reads are not free, as on CUDA.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ KINDS = {
 
 
 def blind(target: LanguageModel) -> TokenSampler:
-    """A sampler for which looks are not free."""
-    return TokenSampler(target.identity.vocab_size, target.device, look=False)
+    """A sampler for which device reads are not free."""
+    return TokenSampler(target.identity.vocab_size, target.device, reads_are_free=False)
 
 
 EVEN = DraftProbs(torch.full((1, 3), 1 / 3), torch.tensor([65, 66, 80]))
@@ -198,7 +198,7 @@ def test_a_prompt_is_read_with_one_look(
 def test_without_looks_the_same_is_written(
     target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, kind: str
 ) -> None:
-    """Same uniforms, same verdicts: two engines of which one may look and one may not."""
+    """Same uniforms, same verdicts: two engines, of which one reads freely and one does not."""
     written = []
     for sampler in (None, blind(target)):
         engine = make_engine(

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree, merged
-from distillspec.serving.decoding import tree_rules, verification
+from distillspec.serving.decoding import reference_verification, tree_rules
+from distillspec.serving.decoding.reference_verification import verify_tree
 from distillspec.serving.decoding.traversal import traversal
 from distillspec.serving.decoding.tree_batch import TreeBatch
 from distillspec.serving.decoding.tree_rules import RejectionRule
-from distillspec.serving.decoding.verification import verify_tree
-from distillspec.serving.decoding.verifier import Start, verify
+from distillspec.serving.decoding.verifier import Start, verify_all_levels, verify_by_level
 
 CPU = torch.device("cpu")
 Process = Iterator[tuple[float, TokenTree]]
@@ -72,7 +72,7 @@ def law(process: Process, first: Tensor, second: Tensor, verifier: str, patch: p
     Args:
         process: every tree that could be drafted, with its probability.
         first, second: p(first) `[V]` and p(second | first) `[V, V]`.
-        verifier: `oracle`, `look` or `at once` for the engine's, or `from the leaves`.
+        verifier: `oracle`, `by level` or `all levels` for the engine's, or `from the leaves`.
     """
     if verifier == "from the leaves":
         return traversed(process, torch.cat([first[None], second]))
@@ -116,14 +116,14 @@ def _run(
     probs = torch.stack([first, *(second[token] for token in tree.tokens)])
     with patch.context() as own:
         if verifier == "oracle":
-            own.setattr(verification, "accepts", script.accepts)
-            own.setattr(verification, "draw", script.draw)
+            own.setattr(reference_verification, "accepts", script.accepts)
+            own.setattr(reference_verification, "draw", script.draw)
             return verify_tree(probs, tree, torch.zeros(len(tree)), torch.zeros(())).path
         own.setattr(tree_rules, "accepts", script.accepts)
         own.setattr(tree_rules, "draw_unchecked", script.draw)
-        batch, look = TreeBatch([tree], CPU), verifier == "look"
-        rule = RejectionRule(batch, lambda at: probs[at], torch.zeros(len(probs)), torch.zeros(1), look)
-        pending = verify(batch, [Start(0, 0)], rule, look)
+        batch, by_level = TreeBatch([tree], CPU), verifier == "by level"
+        rule = RejectionRule(batch, lambda at: probs[at], torch.zeros(len(probs)), torch.zeros(1), by_level)
+        pending = (verify_by_level if by_level else verify_all_levels)(batch, [Start(0, 0)], rule)
         return pending.verdicts(pending.numbers.tolist())[0].path
 
 

@@ -17,9 +17,10 @@ from distillspec.serving.decoding.block_verification import verify_blocks
 from distillspec.serving.decoding.choices import verify_choices
 from distillspec.serving.decoding.kernel_verdicts import JudgedTree, usable_kernel, verify_by_kernel
 from distillspec.serving.decoding.noise import exponentials, hashed_ids
+from distillspec.serving.decoding.reference_verification import verify_tree
 from distillspec.serving.decoding.traversal import traversal
 from distillspec.serving.decoding.tree_batch import TreeBatch
-from distillspec.serving.decoding.verification import TreeVerdict, verify_tree
+from distillspec.serving.decoding.verdict import TreeVerdict
 from distillspec.types import SamplingPolicy
 
 CPU = torch.device("cpu")

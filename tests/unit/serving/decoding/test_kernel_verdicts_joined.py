@@ -8,7 +8,7 @@ from torch import Tensor
 
 from distillspec.serving.base.tree import ROOT, SiblingGroup, TokenTree, merged
 from distillspec.serving.decoding.kernel_verdicts import JudgedTree
-from distillspec.serving.decoding.verification import verify_tree
+from distillspec.serving.decoding.reference_verification import verify_tree
 from distillspec.types import SamplingPolicy
 
 from .test_kernel_verdicts import FILTERS, PLAIN, Lot, drawn, random_table, traversed, uniforms

@@ -14,11 +14,13 @@ from distillspec.sampling import policy_probs
 from distillspec.serving import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
+from distillspec.serving.decoding import sampling
 from distillspec.serving.decoding.logits import Place
+from distillspec.serving.decoding.reference_verification import verify_tree
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.tree_batch import DrawnRows
 from distillspec.serving.decoding.tree_rules import RejectionRule
-from distillspec.serving.decoding.verification import TreeVerdict, verify_tree
+from distillspec.serving.decoding.verdict import TreeVerdict
 from distillspec.serving.decoding.windows import VerificationWindow
 
 CPU = torch.device("cpu")
@@ -53,10 +55,10 @@ def random_tree(vocab: int, kept: Tensor, generator: torch.Generator) -> TokenTr
     return TokenTree(tuple(tokens), tuple(groups))
 
 
-@pytest.mark.parametrize(("look", "kernel"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(("reads_are_free", "kernel"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("filters", [{"top_p": 0.9}, {"top_k": 3, "min_p": 0.05}, {}])
 def test_many_trees_at_once_are_judged_as_the_reference_judges_each(
-    look: bool, kernel: bool, filters: dict[str, Any]
+    reads_are_free: bool, kernel: bool, filters: dict[str, Any]
 ) -> None:
     generator = torch.Generator().manual_seed(2)
     vocab, kept = 8, torch.arange(0, 8, 2)
@@ -66,7 +68,9 @@ def test_many_trees_at_once_are_judged_as_the_reference_judges_each(
         tree = random_tree(vocab, kept, generator)
         windows.append(VerificationWindow(row(str(b), policies[b % 2]), tree))
         logits.append(2 * torch.randn(1 + len(tree), vocab, generator=generator))
-    sampler = TokenSampler(vocab, CPU, seed=3, look=look, verification="exact_by_token", kernel=kernel)
+    sampler = TokenSampler(
+        vocab, CPU, seed=3, reads_are_free=reads_are_free, verification="exact_by_token", kernel=kernel
+    )
     found = sampler.verify(torch.cat(logits), windows)
     rows = sum(map(len, logits))
     accept = torch.rand(rows, generator=torch.Generator().manual_seed(10), dtype=torch.float64)
@@ -91,15 +95,15 @@ def chosen_by_walking(choices: Sequence[int], tree: TokenTree) -> TreeVerdict:
         path.append(match[0])
 
 
-@pytest.mark.parametrize("look", [True, False])
+@pytest.mark.parametrize("reads_are_free", [True, False])
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"seed": 5, "top_p": 0.9}])
-def test_choices_walk_down_the_trees_while_they_agree(look: bool, params: dict[str, Any]) -> None:
+def test_choices_walk_down_the_trees_while_they_agree(reads_are_free: bool, params: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(2)
     vocab, kept, sampling = 6, torch.arange(6), SamplingParams(**params)
     trees = [random_tree(vocab, kept, generator) for _ in range(40)]
     windows = [VerificationWindow(row(str(b), sampling), tree) for b, tree in enumerate(trees)]
     logits = [2 * torch.randn(1 + len(tree), vocab, generator=generator) for tree in trees]
-    sampler = TokenSampler(vocab, CPU, look=look)
+    sampler = TokenSampler(vocab, CPU, reads_are_free=reads_are_free)
     found = [judgement.verdict for judgement in sampler.verify(torch.cat(logits), windows)]
     for window, own, verdict in zip(windows, logits, found, strict=True):
         places = window.places()
@@ -120,13 +124,13 @@ def _after(place: Place) -> SequenceState:
 
 
 def emitted_first(
-    vocab: int, trials: int, params: SamplingParams, lot: int, look: bool = True, kernel: bool = True
+    vocab: int, trials: int, params: SamplingParams, lot: int, reads_are_free: bool = True, kernel: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Count the first ids emitted by chains of one drafted token, and return p. The draft is the target upside down."""
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(1))
     draft_probs = torch.softmax(-logits, -1)
     table = DraftProbs(draft_probs[None])
-    sampler = TokenSampler(vocab, CPU, seed=5, look=look, kernel=kernel)
+    sampler = TokenSampler(vocab, CPU, seed=5, reads_are_free=reads_are_free, kernel=kernel)
     generator = torch.Generator().manual_seed(6)
     counts, owner, rows = torch.zeros(vocab), row("x", params), logits.expand(2 * lot, -1)
     for _ in range(trials // lot):
@@ -161,13 +165,16 @@ def excess(counts: Tensor, probs: Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("vocab", "trials", "lot", "look"), [(4096, 40_000, 80, True), (16, 200_000, 1000, True), (16, 20_000, 1000, False)]
+    ("vocab", "trials", "lot", "reads_are_free"),
+    [(4096, 40_000, 80, True), (16, 200_000, 1000, True), (16, 20_000, 1000, False)],
 )
-def test_wide_and_narrow_vocabularies(vocab: int, trials: int, lot: int, look: bool) -> None:
-    assert excess(*emitted_first(vocab, trials, SamplingParams(), lot, look)) < 5
+def test_wide_and_narrow_vocabularies(vocab: int, trials: int, lot: int, reads_are_free: bool) -> None:
+    assert excess(*emitted_first(vocab, trials, SamplingParams(), lot, reads_are_free)) < 5
 
 
-def emitted_in_chains(vocab: int, trials: int, lot: int, look: bool, kernel: bool = True) -> tuple[Tensor, Tensor]:
+def emitted_in_chains(
+    vocab: int, trials: int, lot: int, reads_are_free: bool, kernel: bool = True
+) -> tuple[Tensor, Tensor]:
     """Count what chains of two and three drafted tokens emit: `[3, V, V]`, each token (last) after each other one at
     the first three emitted positions, and the law p(token | token before) `[V, V]`; the text ends with token 0.
 
@@ -177,7 +184,9 @@ def emitted_in_chains(vocab: int, trials: int, lot: int, look: bool, kernel: boo
     generator = torch.Generator().manual_seed(1)
     logits = 1.5 * torch.randn(vocab, vocab, generator=generator)
     q = torch.softmax(logits + torch.randn(vocab, vocab, generator=generator), -1)
-    sampler = TokenSampler(vocab, CPU, seed=5, look=look, verification="exact_by_token", kernel=kernel)
+    sampler = TokenSampler(
+        vocab, CPU, seed=5, reads_are_free=reads_are_free, verification="exact_by_token", kernel=kernel
+    )
     counts = torch.zeros(3, vocab, vocab)
     owner, lengths = row("x", SamplingParams()), [2 + b % 2 for b in range(lot)]
     for _ in range(trials // lot):
@@ -199,9 +208,9 @@ def emitted_in_chains(vocab: int, trials: int, lot: int, look: bool, kernel: boo
     return counts, torch.softmax(logits, -1)
 
 
-@pytest.mark.parametrize(("trials", "look"), [(20_000, True), (8_000, False)])
-def test_every_token_that_chains_emit_follows_the_target(trials: int, look: bool) -> None:
-    counts, law = emitted_in_chains(16, trials, 500, look)
+@pytest.mark.parametrize(("trials", "reads_are_free"), [(20_000, True), (8_000, False)])
+def test_every_token_that_chains_emit_follows_the_target(trials: int, reads_are_free: bool) -> None:
+    counts, law = emitted_in_chains(16, trials, 500, reads_are_free)
     assert bool((counts.sum((1, 2)) > trials / 4).all()), "many tokens stand"
     assert [excess(own, law) < 5 for own in counts] == [True] * 3
 
@@ -252,47 +261,47 @@ def test_a_verifier_that_forgets_the_residual_is_found_out(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("kernel", [True, False])
 def test_a_residual_on_the_acceptance_stream_is_found_out(monkeypatch: pytest.MonkeyPatch, kernel: bool) -> None:
-    original = TokenSampler.uniforms
+    original = sampling.draw_uniforms
     last: list[Tensor] = []
 
-    def shared(stream: torch.Generator, count: int, like: Tensor) -> Tensor:
+    def shared(stream: torch.Generator, shape: tuple[int, ...], device: torch.device) -> Tensor:
         if last:
             return last.pop()[1::2]  # those of the drafted tokens
-        last.append(original(stream, count, like))
+        last.append(original(stream, shape, device))
         return last[0]
 
-    monkeypatch.setattr(TokenSampler, "uniforms", staticmethod(shared))
+    monkeypatch.setattr(sampling, "draw_uniforms", shared)
     assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000, kernel=kernel)) > 20
 
 
-@pytest.mark.parametrize("look", [True, False])
-def test_nothing_left_to_write_is_that_requests_failure_alone(look: bool) -> None:
+@pytest.mark.parametrize("reads_are_free", [True, False])
+def test_nothing_left_to_write_is_that_requests_failure_alone(reads_are_free: bool) -> None:
     params = [SamplingParams(allowed_token_ids=[4], bad_word_ids=[[4]]), SamplingParams()]
     rows = [row("a", params[0]), row("b", params[1])]
     rows[0].bad_words = ((4,),)
-    judgements = TokenSampler(10, CPU, look=look).verify(
+    judgements = TokenSampler(10, CPU, reads_are_free=reads_are_free).verify(
         torch.randn(2, 10), [VerificationWindow(r, TokenTree()) for r in rows]
     )
     assert [judgement.verdict is None for judgement in judgements] == [True, False]
 
 
-@pytest.mark.parametrize("look", [True, False])
-def test_numbers_that_are_none_off_the_path_are_reported_and_harmless(look: bool) -> None:
+@pytest.mark.parametrize("reads_are_free", [True, False])
+def test_numbers_that_are_none_off_the_path_are_reported_and_harmless(reads_are_free: bool) -> None:
     """The drafted token is rejected, so what the target thinks after it does not matter, but was written."""
     logits = torch.zeros(2, 10)
     logits[0, 3] = 50.0
     logits[1] = torch.nan
     window = VerificationWindow(row("a", SamplingParams(temperature=0.0)), TokenTree.chain([7]))
-    (judgement,) = TokenSampler(10, CPU, look=look).verify(logits, [window])
+    (judgement,) = TokenSampler(10, CPU, reads_are_free=reads_are_free).verify(logits, [window])
     assert judgement.verdict == TreeVerdict((), 3)
     assert not judgement.sound
 
 
-@pytest.mark.parametrize(("look", "kernel"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(("reads_are_free", "kernel"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("own", [{"temperature": 0.0}, {}, {"seed": 3}])
 @pytest.mark.parametrize("is_drawn", [True, False])
 def test_an_accepted_token_that_nothing_can_follow_is_written(
-    look: bool, kernel: bool, own: dict[str, Any], is_drawn: bool
+    reads_are_free: bool, kernel: bool, own: dict[str, Any], is_drawn: bool
 ) -> None:
     """Drafted 7, 8, 9, all probable, and NaN behind 8: 7 and 8 stand as without a draft, and the request fails next."""
     logits = torch.full((4, 10), -50.0)
@@ -300,14 +309,14 @@ def test_an_accepted_token_that_nothing_can_follow_is_written(
     logits[2] = torch.nan
     table = DraftProbs(torch.softmax(logits[[0, 1, 3]], -1)) if is_drawn else None
     window = VerificationWindow(row("a", SamplingParams(**own)), TokenTree.chain([7, 8, 9], table))
-    (judgement,) = TokenSampler(10, CPU, look=look, kernel=kernel).verify(logits, [window])
+    (judgement,) = TokenSampler(10, CPU, reads_are_free=reads_are_free, kernel=kernel).verify(logits, [window])
     assert judgement.verdict == TreeVerdict((0,), 8)
     assert not judgement.sound
 
 
-@pytest.mark.parametrize("look", [True, False])
+@pytest.mark.parametrize("reads_are_free", [True, False])
 @pytest.mark.parametrize("kept", [None, torch.arange(0, 10, 2)])
-def test_nan_in_one_rows_draft_reaches_no_other_row(look: bool, kept: Tensor | None) -> None:
+def test_nan_in_one_rows_draft_reaches_no_other_row(reads_are_free: bool, kept: Tensor | None) -> None:
     """All drafted rows share a table of distributions, and the first row's are NaN."""
     width = 10 if kept is None else len(kept)
     table = DraftProbs(torch.full((2, width), 1 / width), kept)
@@ -318,7 +327,7 @@ def test_nan_in_one_rows_draft_reaches_no_other_row(look: bool, kept: Tensor | N
         trees = [TokenTree(), TokenTree.chain([4], own, [1]), TokenTree.chain([6]), TokenTree()]
         windows = [VerificationWindow(row(str(b), SamplingParams()), tree) for b, tree in enumerate(trees)]
         rows = torch.cat([logits, logits[:1]])
-        sampler = TokenSampler(10, CPU, seed=3, look=look)
+        sampler = TokenSampler(10, CPU, seed=3, reads_are_free=reads_are_free)
         found.append([[judgement.verdict for judgement in sampler.verify(rows, windows)] for _ in range(50)])
     assert found[0] == found[1]
     assert {len(verdicts[1].path) for verdicts in found[0]} == {0, 1}, "accepted and rejected"

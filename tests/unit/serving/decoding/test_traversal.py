@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.decoding import traversal as module
+from distillspec.serving.decoding.reference_verification import group_probs
 from distillspec.serving.decoding.traversal import (
     after_leaf,
     child_weight,
@@ -18,7 +19,6 @@ from distillspec.serving.decoding.traversal import (
     expected_tokens,
     traversal,
 )
-from distillspec.serving.decoding.verification import group_probs
 
 from .enumeration import Process, fixed, law, sampled, side_by_side, traversed
 from .test_block_verification import blocks_of, random_law

@@ -83,7 +83,7 @@ def test_level_by_level_and_from_the_leaves_the_target_is_followed(
     assert distance(law(PROCESSES[name](), p[0], p[1:], "oracle", monkeypatch), p) < 1e-6
 
 
-@pytest.mark.parametrize("verifier", ["look", "at once"])
+@pytest.mark.parametrize("verifier", ["by level", "all levels"])
 @pytest.mark.parametrize("name", ["no token that both may draw first", "the same draft twice"])
 def test_the_engines_verifier_follows_the_target(name: str, verifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
     p = TARGETS["zeros"]
@@ -119,5 +119,5 @@ def test_mistakes_with_two_drafts_are_found_out(
 ) -> None:
     p, own = TARGETS["random"], PROCESSES[name]
     assert distance(traversed(mistake(own()), p), p) > 1e-3
-    for verifier in ("oracle", "look"):
+    for verifier in ("oracle", "by level"):
         assert distance(law(mistake(own()), p[0], p[1:], verifier, monkeypatch), p) > 1e-3

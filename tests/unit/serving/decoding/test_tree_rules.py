@@ -17,9 +17,9 @@ from distillspec.serving.decoding.tree_rules import RejectionRule
 
 from .enumeration import Process, drawn, fixed, law, sampled, side_by_side
 
-ENGINES = ("look", "at once")
+ENGINES = ("by level", "all levels")
 VERIFIERS = ("oracle", *ENGINES, "from the leaves")
-OTHERS = ("oracle", "at once")
+OTHERS = ("oracle", "all levels")
 V = 4
 
 
@@ -87,8 +87,8 @@ def distance(process: Process, p: Pair, verifier: str, patch: pytest.MonkeyPatch
     return float((found - p[0][:, None] * p[1]).abs().sum() / 2)
 
 
-# Levels with and without looks share their rules, so every pair is tried with one of them.
-RUNS = [(pair, own) for pair in PAIRS for own in ("look", "from the leaves")]
+# Both engines share their rules, so every pair is tried with one of them.
+RUNS = [(pair, own) for pair in PAIRS for own in ("by level", "from the leaves")]
 RUNS += [(pair, own) for pair in ("random", "no common support") for own in OTHERS]
 
 

@@ -10,7 +10,7 @@ import torch
 from distillspec.serving.base.tree import ROOT, TokenTree
 from distillspec.serving.decoding.tree_batch import TreeBatch
 from distillspec.serving.decoding.typical import SHARE, THRESHOLD, TypicalRule, least_probability
-from distillspec.serving.decoding.verifier import Start, verify
+from distillspec.serving.decoding.verifier import Start, Verify, verify_all_levels, verify_by_level
 
 CPU = torch.device("cpu")
 P = torch.tensor([0.60, 0.25, 0.10, 0.05])
@@ -31,7 +31,7 @@ def test_the_most_probable_token_is_always_accepted() -> None:
         assert bool((probs.amax(-1) > least_probability(probs)).all())
 
 
-@pytest.mark.parametrize("look", [True, False])
+@pytest.mark.parametrize("verify", [verify_by_level, verify_all_levels])
 @pytest.mark.parametrize(
     ("tokens", "path"),
     [
@@ -40,12 +40,12 @@ def test_the_most_probable_token_is_always_accepted() -> None:
         ([3], ()),
     ],
 )
-def test_the_first_typical_child_is_accepted(tokens: list[int], path: tuple[int, ...], look: bool) -> None:
+def test_the_first_typical_child_is_accepted(tokens: list[int], path: tuple[int, ...], verify: Verify) -> None:
     tree = TokenTree.of_parents(tokens, [ROOT] * len(tokens))
     batch = TreeBatch([tree, TokenTree()], CPU)  # a tree without tokens beside it
     probs = P.expand(batch.rows, -1)
     rule = TypicalRule(batch, lambda at: probs[at], torch.tensor([0.0, 0.999]).double())
-    pending = verify(batch, [Start(first, first) for first in batch.firsts], rule, look)
+    pending = verify(batch, [Start(first, first) for first in batch.firsts], rule)
     first, second = pending.verdicts(pending.numbers.tolist())
     assert first.path == path
     assert (first.next_token, second.next_token) == (0, 3), "drawn from the whole distribution"

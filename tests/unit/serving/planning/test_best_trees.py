@@ -10,8 +10,9 @@ import pytest
 from distillspec.serving.base.candidates import Candidates, candidates, chains
 from distillspec.serving.costs.drafted import DraftedCosts
 from distillspec.serving.costs.latency import LatencyModel
-from distillspec.serving.costs.table import CostTable, Floats
+from distillspec.serving.costs.table import CostTable
 from distillspec.serving.planning.best_trees import Drafted, best_trees, within
+from distillspec.types import Floats
 
 TARGET = CostTable.line(0.0, 1e-3, 1e-2)
 COSTS = LatencyModel(TARGET, CostTable.line(0.0, 5e-4, 2e-3))

@@ -96,8 +96,8 @@ def test_the_plan_before_leads_to_the_same_one_in_a_single_round(sources: list[s
 def test_a_draft_that_is_left_to_a_single_row_does_not_run_for_it() -> None:
     """Its other rows would have to read long texts first. A third of its passes pays for the row, all do not."""
     costs = replace(COSTS, target=CostTable.line(1e-6, 1e-4, 0.02))
-    rows = [RowView(f"r{n}", 60, MOST, source="a", left=500) for n in range(3)]
-    rows += [RowView(f"r{n}", 60, MOST, source="c", unread_tokens=600 if n > 3 else 0, left=8) for n in range(3, 6)]
+    rows = [RowView(f"r{n}", 60, MOST, source="a", room=500) for n in range(3)]
+    rows += [RowView(f"r{n}", 60, MOST, source="c", unread_tokens=600 if n > 3 else 0, room=8) for n in range(3, 6)]
     plan = StepPlanner(rows, MOST, AcceptanceEstimate(MOST), costs).at_best_price().plan(rows)
     assert all(depth > 0 for depth in plan.depths[:3])
     assert plan.depths[3:] == [0, 0, 0]

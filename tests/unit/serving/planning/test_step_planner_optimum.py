@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from distillspec.serving.base.candidates import Candidates, candidates
 from distillspec.serving.base.ladder import Ladder, Recorded
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate, Floats
+from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.planning.offers import StepPlan
 from distillspec.serving.planning.step_planner import StepPlanner
 from distillspec.serving.simulation.hardware import loaded_experts
+from distillspec.types import Floats
 
 HAZARDS = st.lists(st.floats(0, 1), min_size=3, max_size=3)
 

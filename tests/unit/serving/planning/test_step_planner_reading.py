@@ -17,30 +17,30 @@ COSTS = LatencyModel(CostTable.line(0.0, 2e-4, 9e-3), CostTable.line(0.0, 7e-5, 
 MANY = 10_000
 
 
-def rows(unread: int, left: int, count: int = 4) -> tuple[RowView, ...]:
-    return tuple(RowView(str(place), 300, 4, unread_tokens=unread, left=left) for place in range(count))
+def rows(unread: int, room: int, count: int = 4) -> tuple[RowView, ...]:
+    return tuple(RowView(str(place), 300, 4, unread_tokens=unread, room=room) for place in range(count))
 
 
 @pytest.mark.parametrize(
-    ("unread", "left", "drafts"), [(1, 8, True), (300, 8, False), (300, MANY, True), (3000, MANY, False)]
+    ("unread", "room", "drafts"), [(1, 8, True), (300, 8, False), (300, MANY, True), (3000, MANY, False)]
 )
-def test_a_draft_reads_a_long_text_only_for_enough_tokens(unread: int, left: int, drafts: bool) -> None:
+def test_a_draft_reads_a_long_text_only_for_enough_tokens(unread: int, room: int, drafts: bool) -> None:
     controller = GoodputController(4, COSTS)
-    decision = controller.decide(BatchView(rows(unread, left)))
+    decision = controller.decide(BatchView(rows(unread, room)))
     assert any(decision.lengths) == drafts
     assert (decision.mode == "speculating") == drafts
 
 
 def test_rows_that_have_been_read_go_on_beside_one_that_is_not_worth_reading() -> None:
     controller = GoodputController(4, COSTS)
-    late = RowView("late", 300, 4, unread_tokens=300, left=6)
+    late = RowView("late", 300, 4, unread_tokens=300, room=6)
     decision = controller.decide(BatchView((*rows(1, MANY, 3), late)))
     assert min(decision.lengths[:3]) > 0
     assert decision.lengths[3] == 0
 
 
 def test_one_answer_that_ends_soon_keeps_no_other_from_drafting() -> None:
-    late = RowView("late", 300, 4, unread_tokens=300, left=8)
+    late = RowView("late", 300, 4, unread_tokens=300, room=8)
     decision = GoodputController(4, COSTS).decide(BatchView((*rows(300, MANY, 3), late)))
     assert min(decision.lengths[:3]) > 0
     assert decision.lengths[3] == 0
@@ -61,10 +61,10 @@ def test_a_longer_plan_to_learn_costs_from_reads_no_text() -> None:
 
 
 def test_a_draft_beside_named_nodes_reads_no_text_that_ends_soon() -> None:
-    def drafts(left: int) -> bool:
+    def drafts(room: int) -> bool:
         controller = GoodputController(4, COSTS)
         named = Option(4, False, source="ngram", likely=LikelyNodes("ngram", (0.1,), (-1,), (1,)))
-        own = [row._replace(others=(named,)) for row in rows(100, left)]
+        own = [row._replace(others=(named,)) for row in rows(100, room)]
         decision = controller.decide(BatchView(tuple(own)))
         return any(row.drafted_by_model and length for row, length in zip(decision.rows, decision.lengths, strict=True))
 

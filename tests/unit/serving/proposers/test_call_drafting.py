@@ -176,8 +176,8 @@ def test_many_readers_of_one_level(width: int, taken: bool) -> None:
     model = model_of(draft, vocab, in_one_call=True)
     calls = counted(model)
     assert model.in_one_call.runner.prepared is not None
-    assert model.in_one_call.runner.prepared.few is not None
-    model.in_one_call.runner.prepared.few.most = 80
+    assert model.in_one_call.runner.prepared.native is not None
+    model.in_one_call.runner.prepared.native.most = 80
     found = grown(model, shapes, POLICIES["drawn"])
     assert len(calls) == (3 if taken else 0)
     wanted = grown(model_of(draft, vocab, in_one_call=False), shapes, POLICIES["drawn"])

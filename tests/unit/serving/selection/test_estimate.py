@@ -7,9 +7,9 @@ import pytest
 
 from distillspec.serving.base.acceptance import Trial
 from distillspec.serving.base.draft_change import DraftChange
-from distillspec.serving.costs.table import Floats
 from distillspec.serving.selection.accepting import features
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
+from distillspec.types import Floats
 
 from .steps import row
 

@@ -32,11 +32,11 @@ class Noted(FixedLength):
 
 
 def watched(
-    make_engine: MakeEngine, model: LanguageModel, draft: LanguageModel, look: bool
+    make_engine: MakeEngine, model: LanguageModel, draft: LanguageModel, reads_are_free: bool
 ) -> tuple[Engine, list[str]]:
     """Return an engine past its prompt, and the list of what its steps do from now on."""
     events: list[str] = []
-    sampler = TokenSampler(model.identity.vocab_size, model.device, look=look)
+    sampler = TokenSampler(model.identity.vocab_size, model.device, reads_are_free=reads_are_free)
     engine = make_engine(draft, controller_object=Noted(events), sampler_object=sampler, compile=False)
     for owner, method in ((engine.runner, "logits"), (engine.sampler, "verify")):
         note(owner, method, events)
@@ -57,14 +57,14 @@ def note(owner: Any, method: str, events: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("look", "step"),
+    ("reads_are_free", "step"),
     [(True, ["plan", "logits", "verify", "observe"]), (False, ["plan", "logits", "observe", "verify"])],
     ids=["cpu", "device"],
 )
 def test_the_host_learns_while_a_device_computes(
-    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, look: bool, step: list[str]
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, reads_are_free: bool, step: list[str]
 ) -> None:
-    engine, events = watched(make_engine, target, draft, look)
+    engine, events = watched(make_engine, target, draft, reads_are_free)
     for _ in range(3):
         engine.step()
     assert events == 3 * step
@@ -72,7 +72,7 @@ def test_the_host_learns_while_a_device_computes(
 
 def test_every_step_is_learnt_from_once(target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine) -> None:
     """A controller that leaves has seen all its steps, and the next one sees none of them."""
-    engine, events = watched(make_engine, target, draft, look=False)
+    engine, events = watched(make_engine, target, draft, reads_are_free=False)
     engine.step()
     assert events.count("plan") == events.count("observe")  # the first step's result, and not yet its own
     later: list[str] = []
@@ -86,7 +86,7 @@ def test_every_step_is_learnt_from_once(target: LanguageModel, draft: LanguageMo
 def test_a_draft_that_leaves_is_learnt_from_before_the_next_one(
     target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
 ) -> None:
-    engine, events = watched(make_engine, target, draft, look=False)
+    engine, events = watched(make_engine, target, draft, reads_are_free=False)
     engine.step()
     engine.controller.draft_changed = lambda change: events.append("changed")  # type: ignore[method-assign]
     events.clear()
@@ -96,30 +96,30 @@ def test_a_draft_that_leaves_is_learnt_from_before_the_next_one(
 
 
 @pytest.mark.parametrize(
-    ("look", "step"),
+    ("reads_are_free", "step"),
     [(True, ["plan", "logits", "verify", "observe"]), (False, ["plan", "logits", "deliver", "observe", "verify"])],
     ids=["cpu", "device"],
 )
 def test_outputs_can_be_delivered_while_a_device_computes(
-    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, look: bool, step: list[str]
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, reads_are_free: bool, step: list[str]
 ) -> None:
-    engine, events = watched(make_engine, target, draft, look)
+    engine, events = watched(make_engine, target, draft, reads_are_free)
     engine.meanwhile = lambda: events.append("deliver")
-    assert engine.overlaps != look
+    assert engine.overlaps != reads_are_free
     for _ in range(3):
         engine.step()
     assert events == 3 * step
     engine.meanwhile = None
     engine.step()
-    assert events.count("deliver") == (0 if look else 3)
+    assert events.count("deliver") == (0 if reads_are_free else 3)
 
 
-@pytest.mark.parametrize("look", [True, False], ids=["cpu", "device"])
+@pytest.mark.parametrize("reads_are_free", [True, False], ids=["cpu", "device"])
 def test_new_requests_are_taken_in_while_a_device_computes_in_the_order_of_messages(
-    target: LanguageModel, make_engine: MakeEngine, look: bool
+    target: LanguageModel, make_engine: MakeEngine, reads_are_free: bool
 ) -> None:
     """Not beyond an abort: it is for between two steps, and what was asked for later stays behind it."""
-    sampler = TokenSampler(target.identity.vocab_size, target.device, look=look)
+    sampler = TokenSampler(target.identity.vocab_size, target.device, reads_are_free=reads_are_free)
     engine = make_engine(sampler_object=sampler, compile=False)
     params = SamplingParams(max_tokens=5, ignore_eos=True)
     engine.submit(Request("a", tuple(prompts()[1]), params))
@@ -140,7 +140,7 @@ def test_new_requests_are_taken_in_while_a_device_computes_in_the_order_of_messa
 
     engine.runner.logits = launched  # type: ignore[method-assign]
     engine.step()
-    assert list(engine.sequences.unfinished) == (["a/0"] if look else ["a/0", "b/0"])
+    assert list(engine.sequences.unfinished) == (["a/0"] if reads_are_free else ["a/0", "b/0"])
     engine.check_integrity()
     done = {}
     while engine.has_work:
@@ -155,11 +155,11 @@ def test_new_requests_are_taken_in_while_a_device_computes_in_the_order_of_messa
 def test_the_hosts_work_beside_the_device_is_timed(
     target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
 ) -> None:
-    for look in (True, False):
-        engine, _ = watched(make_engine, target, draft, look)
+    for reads_are_free in (True, False):
+        engine, _ = watched(make_engine, target, draft, reads_are_free)
         engine.clock = ticks()
         result = engine.step().result
         assert result is not None
-        assert (result.overlapped_s > 0) != look
+        assert (result.overlapped_s > 0) != reads_are_free
         assert result.overlapped_s < result.target_s
         engine.close()

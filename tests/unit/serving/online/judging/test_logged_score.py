@@ -97,7 +97,7 @@ def test_blocks_are_those_that_the_target_would_count(
     for number in range(3):
         logged = written(target, answer, f"{name}{number}", policy, 30)
         found = logged_score(draft, logged, states, LONGEST)
-        exact = measure_positions(draft, target, logged.sample(), policy, states=states, depths=LONGEST)
+        exact = measure_positions(draft, target, logged.sample(), policy, states=states, speculation_length=LONGEST)
         wanted = Score.of(exact, logged.finished, LONGEST, len(exact))
         known = int(logged_target(logged).known.sum())
         assert found.positions == known >= 20, "few positions are left open"

@@ -1,7 +1,7 @@
 """Delivery beside the device: a step's outputs go out while the next step computes, and none is lost or doubled.
 
-There is no accelerator here. A sampler for which looks are not free makes the engine one of an asynchronous device: its
-passes are launched, and the sampler's one read waits for them.
+There is no accelerator here. A sampler for which device reads are not free makes the engine one of an asynchronous
+device: its passes are launched, and the sampler's one read waits for them.
 """
 
 from __future__ import annotations
@@ -81,10 +81,15 @@ class Watched:
 
 
 def watch(
-    make_engine: MakeEngine, model: LanguageModel, asked: dict[str, SamplingParams], *, look: bool, **settings: Any
+    make_engine: MakeEngine,
+    model: LanguageModel,
+    asked: dict[str, SamplingParams],
+    *,
+    reads_are_free: bool,
+    **settings: Any,
 ) -> Watched:
     """Return an engine with a request of each kind, not begun."""
-    sampler = TokenSampler(model.identity.vocab_size, model.device, look=look)
+    sampler = TokenSampler(model.identity.vocab_size, model.device, reads_are_free=reads_are_free)
     engine = make_engine(settings.pop("draft", None), sampler_object=sampler, compile=False, **settings)
     for place, (name, params) in enumerate(asked.items()):
         engine.submit(Request(name, tuple(prompts()[place]), params))
@@ -97,7 +102,7 @@ ALONE = {"a": SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)}
 def test_on_a_device_a_step_is_delivered_between_the_launch_and_the_read_of_the_next(
     target: LanguageModel, make_engine: MakeEngine
 ) -> None:
-    watched = watch(make_engine, target, ALONE, look=False)
+    watched = watch(make_engine, target, ALONE, reads_are_free=False)
     watched.run()
     wanted = [("launch", 0), ("read", 0)]
     for step in range(1, 6):
@@ -106,7 +111,7 @@ def test_on_a_device_a_step_is_delivered_between_the_launch_and_the_read_of_the_
 
 
 def test_on_a_cpu_a_step_is_delivered_at_its_end(target: LanguageModel, make_engine: MakeEngine) -> None:
-    watched = watch(make_engine, target, ALONE, look=True)
+    watched = watch(make_engine, target, ALONE, reads_are_free=True)
     watched.run()
     assert watched.events == [(kind, step) for step in range(6) for kind in ("launch", "read", "deliver")]
 
@@ -136,8 +141,10 @@ def test_the_same_is_written_and_delivered_as_on_a_cpu(
 ) -> None:
     """More requests than slots, prompts in chunks, a draft, stops and seeds."""
     found = []
-    for look in (True, False):
-        watched = watch(make_engine, target, MIXED, look=look, draft=draft, max_slots=3, prefill_chunk=16)
+    for reads_are_free in (True, False):
+        watched = watch(
+            make_engine, target, MIXED, reads_are_free=reads_are_free, draft=draft, max_slots=3, prefill_chunk=16
+        )
         watched.run()
         check_whole(watched)
         assert not watched.deaths
@@ -146,7 +153,7 @@ def test_the_same_is_written_and_delivered_as_on_a_cpu(
 
 
 def test_a_step_that_fails_loses_no_output_of_the_one_before(target: LanguageModel, make_engine: MakeEngine) -> None:
-    watched = watch(make_engine, target, ALONE, look=False)
+    watched = watch(make_engine, target, ALONE, reads_are_free=False)
     plain, failed = watched.engine.runner.logits, list[int]()
 
     def fail_once(*args: Any, **kwargs: Any) -> Any:
@@ -172,7 +179,7 @@ def test_text_is_written_beside_the_device_where_no_stop_string_waits_for_it(
     target: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Detokenizer.add
-    watched = watch(make_engine, target, {**ALONE, "stop": replace(ALONE["a"], stop=("@@",))}, look=False)
+    watched = watch(make_engine, target, {**ALONE, "stop": replace(ALONE["a"], stop=("@@",))}, reads_are_free=False)
 
     def noted(text: Detokenizer, token: int, may_stop: bool = True) -> str:
         watched.events.append((f"text {text.stop}", watched.count(f"text {text.stop}")))
@@ -188,10 +195,12 @@ def test_text_is_written_beside_the_device_where_no_stop_string_waits_for_it(
     assert names[first + 1 : first + 6] == [needed, "launch", later, "deliver", "read"]
 
 
-@pytest.mark.parametrize("look", [True, False], ids=["cpu", "device"])
-def test_a_listener_that_fails_costs_no_step(target: LanguageModel, make_engine: MakeEngine, look: bool) -> None:
+@pytest.mark.parametrize("reads_are_free", [True, False], ids=["cpu", "device"])
+def test_a_listener_that_fails_costs_no_step(
+    target: LanguageModel, make_engine: MakeEngine, reads_are_free: bool
+) -> None:
     """The step that computes meanwhile is not read again, and its outputs are delivered."""
-    watched = watch(make_engine, target, ALONE, look=look)
+    watched = watch(make_engine, target, ALONE, reads_are_free=reads_are_free)
     watched.fails_to_deliver = 2
     watched.run()
     check_whole(watched)
@@ -202,7 +211,7 @@ def test_a_listener_that_fails_costs_no_step(target: LanguageModel, make_engine:
 def test_a_device_that_fails_for_good_ends_the_engine_after_all_is_delivered(
     target: LanguageModel, make_engine: MakeEngine
 ) -> None:
-    watched = watch(make_engine, target, ALONE, look=False)
+    watched = watch(make_engine, target, ALONE, reads_are_free=False)
     plain = watched.engine.runner.logits
 
     def fail(*args: Any, **kwargs: Any) -> Any:
@@ -217,7 +226,7 @@ def test_a_device_that_fails_for_good_ends_the_engine_after_all_is_delivered(
 
 
 def test_a_thread_that_is_stopped_delivers_what_it_has(target: LanguageModel, make_engine: MakeEngine) -> None:
-    watched = watch(make_engine, target, {"a": SamplingParams(max_tokens=200, ignore_eos=True)}, look=False)
+    watched = watch(make_engine, target, {"a": SamplingParams(max_tokens=200, ignore_eos=True)}, reads_are_free=False)
     enough, stopping = threading.Event(), threading.Event()
     plain, wake = watched.engine.sampler.verify, watched.thread.wake
 
@@ -245,7 +254,7 @@ def test_an_abort_between_two_steps_comes_after_what_was_written(
     target: LanguageModel, make_engine: MakeEngine
 ) -> None:
     """The third delivery asks for it, while the fourth step computes, whose token comes first."""
-    watched = watch(make_engine, target, {"a": SamplingParams(max_tokens=200, ignore_eos=True)}, look=False)
+    watched = watch(make_engine, target, {"a": SamplingParams(max_tokens=200, ignore_eos=True)}, reads_are_free=False)
     take = watched.engine.sampler.verify
 
     def verify(*args: Any, **kwargs: Any) -> Any:

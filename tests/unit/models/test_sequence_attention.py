@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from distillspec.models import LanguageModel
-from distillspec.models.packed_attention import IMPLEMENTATION, REPLACED, can_pack, counts_of, reading_packed
+from distillspec.models.sequence_attention import (
+    IMPLEMENTATION,
+    REPLACED,
+    can_attend_by_sequence,
+    counts_of,
+    reading_by_sequence,
+)
 
 LENGTHS = ([5, 9, 2], [12, 4], [16])  # of the sequences of each row
 
@@ -37,7 +43,7 @@ def test_values_and_gradients_are_those_of_masks(random_model: Callable[..., Lan
     found = []
     for by_sequence in (False, True):
         model.model.zero_grad()
-        with reading_packed(model.model, places) if by_sequence else nullcontext():
+        with reading_by_sequence(model.model, places) if by_sequence else nullcontext():
             hidden = model.hidden(ids, places)
         hidden.square().sum().backward()
         found.append([hidden.detach(), *(p.grad.clone() for p in model.layers.parameters() if p.grad is not None)])
@@ -53,17 +59,17 @@ def test_no_sequence_reads_another(random_model: Callable[..., LanguageModel]) -
     ids, places = packed()
     changed = ids.clone()
     changed[0, 6] += 1  # the second sequence of the first row
-    with torch.no_grad(), reading_packed(model.model, places):
+    with torch.no_grad(), reading_by_sequence(model.model, places):
         before, after = model.hidden(ids, places), model.hidden(changed, places)
     assert (before != after).any(-1).nonzero().tolist() == [[0, place] for place in range(6, 14)]
 
 
 def test_the_model_attends_as_before_behind_the_block(random_model: Callable[..., LanguageModel]) -> None:
     model, (_, places) = random_model("llama", torch.float32), packed()
-    assert can_pack(model.model)
+    assert can_attend_by_sequence(model.model)
 
     def fail_inside() -> None:
-        with reading_packed(model.model, places):
+        with reading_by_sequence(model.model, places):
             assert model.model.config._attn_implementation == IMPLEMENTATION
             raise RuntimeError("inside")
 
@@ -75,6 +81,6 @@ def test_the_model_attends_as_before_behind_the_block(random_model: Callable[...
 def test_attention_of_another_kind_stays(random_model: Callable[..., LanguageModel]) -> None:
     model, (_, places) = random_model("llama", torch.float32), packed()
     model.model.set_attn_implementation("eager")
-    assert not can_pack(model.model)
-    with reading_packed(model.model, places):
+    assert not can_attend_by_sequence(model.model)
+    with reading_by_sequence(model.model, places):
         assert model.model.config._attn_implementation == "eager"

@@ -39,14 +39,14 @@ def counts_of(sequence: Tensor, there: Tensor | None = None, most: int | None = 
     ]
 
 
-def can_pack(model: PreTrainedModel) -> bool:
+def can_attend_by_sequence(model: PreTrainedModel) -> bool:
     """Return True if the model may attend by sequence: it is on a CPU and attends as this file does."""
     return model.config._attn_implementation == REPLACED and model.device.type == "cpu"
 
 
 @contextmanager
 def attending_by_sequence(model: PreTrainedModel, passes: Sequence[Counts] | None) -> Iterator[None]:
-    """Let a model that `can_pack` attend by sequence in this block, in this thread.
+    """Let a model that `can_attend_by_sequence` attend by sequence in this block, in this thread.
 
     A first pass needs no attention mask. Later ones need theirs, as without this.
 
@@ -66,13 +66,13 @@ def attending_by_sequence(model: PreTrainedModel, passes: Sequence[Counts] | Non
         del _passed.passes
 
 
-def reading_packed(model: PreTrainedModel, position_ids: Tensor) -> AbstractContextManager[None]:
+def reading_by_sequence(model: PreTrainedModel, position_ids: Tensor) -> AbstractContextManager[None]:
     """Let a model that can attend by sequence do so in a pass over packed sequences, `position_ids [B, L]`."""
-    passes = [counts_of((position_ids == 0).cumsum(-1))] if can_pack(model) else None
+    passes = [counts_of((position_ids == 0).cumsum(-1))] if can_attend_by_sequence(model) else None
     return attending_by_sequence(model, passes)
 
 
-def packed_attention(
+def sequence_attention(
     module: nn.Module,
     query: Tensor,  # [B, heads, q, d]
     key: Tensor,  # [B, kv_heads, keys of all passes, d]
@@ -142,4 +142,4 @@ def _attend(
 
 _passed = local()
 # Without a mask function transformers builds no mask.
-AttentionInterface.register(IMPLEMENTATION, packed_attention)
+AttentionInterface.register(IMPLEMENTATION, sequence_attention)

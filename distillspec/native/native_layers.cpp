@@ -1,4 +1,4 @@
-// Layers over few tokens, and trees of a draft, on CPUs, each in one call. Called by way of vector_kernel.py, which builds
+// Layers of a Llama, and trees of a draft, on CPUs, each in one call. Called by way of vector_kernel.py, which builds
 // this for each kind of model by itself: MODEL and WEIGHTS are the types of its numbers and of its packed weights.
 
 #include "draft_steps.h"

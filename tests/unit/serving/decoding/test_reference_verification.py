@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from distillspec.serving.base.tree import DraftProbs, TokenTree
-from distillspec.serving.decoding.verification import TreeVerdict, verify_tree
+from distillspec.serving.decoding.reference_verification import verify_tree
+from distillspec.serving.decoding.verdict import TreeVerdict
 
 V, TRIALS = 8, 4000
 

@@ -30,8 +30,11 @@ def batch_advantages(
     views = [None if values is None else values.labels for values in seen]
     masks = [None if v is None else v.valid & batch.from_draft for v, batch in zip(views, batches, strict=True)]
     ranked = [(v.reward, mask) for v, mask in zip(views, masks, strict=True) if v is not None and mask is not None]
-    own = [sum(float(mask.sum()) for _, mask in ranked), sum(float(reward[mask].sum()) for reward, mask in ranked)]
-    count, rewarded = totals(strategy.accelerator, own)
+    local_sums = [
+        sum(float(mask.sum()) for _, mask in ranked),
+        sum(float(reward[mask].sum()) for reward, mask in ranked),
+    ]
+    count, rewarded = totals(strategy.accelerator, local_sums)
     mean = rewarded / max(count, 1.0)
     return [
         None if view is None or mask is None else advantages(view.reward, mask, mean)

@@ -1,4 +1,4 @@
-"""Chains as the kernel of few tokens reads them: of any length, and to the bit as in any other cut of their text."""
+"""Chains as the native layers read them: of any length, and to the bit as in any other cut of their text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from distillspec.models import LanguageModel
 from distillspec.models.few_queries import why_not
-from distillspec.models.few_rows import FewRows
-from distillspec.models.few_tokens import FewTokens
+from distillspec.models.native_layers import NativeLayers
+from distillspec.models.native_rows import NativeRows
 from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.tree import TokenTree
@@ -19,7 +19,7 @@ from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 
-from .test_few_tokens import CLOSE, DTYPES, llama, off, run
+from .test_native_layers import CLOSE, DTYPES, llama, off, run
 
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=f"no kernel here: {why_not()}"),
@@ -28,27 +28,27 @@ pytestmark = [
 
 
 @torch.inference_mode()
-def read(few: FewTokens, cache: SlotCache, rows: Sequence[RowInput]) -> Tensor:
+def read(native: NativeLayers, cache: SlotCache, rows: Sequence[RowInput]) -> Tensor:
     """Read chains in one pass. Return last states `[N, D]`."""
     counts = [len(row.tokens) for row in rows]
-    assert few.takes_chains(cache, counts)
-    shape = FewRows.chains([row.slot for row in rows], [row.start for row in rows], counts)
-    return few.hidden_of(cache, shape, torch.tensor([[token for row in rows for token in row.tokens]]))
+    assert native.takes_chains(cache, counts)
+    shape = NativeRows.chains([row.slot for row in rows], [row.start for row in rows], counts)
+    return native.hidden_of(cache, shape, torch.tensor([[token for row in rows for token in row.tokens]]))
 
 
 def text(tokens: int) -> list[int]:
     return torch.randint(3, 259, (tokens,), generator=torch.Generator().manual_seed(tokens)).tolist()
 
 
-def kernel(model: LanguageModel) -> FewTokens:
-    few = FewTokens.of(model)
-    assert few is not None
-    return few
+def kernel(model: LanguageModel) -> NativeLayers:
+    native = NativeLayers.of(model)
+    assert native is not None
+    return native
 
 
-def longest(few: FewTokens) -> int:
+def longest(native: NativeLayers) -> int:
     """Return the tokens of a prompt that this machine's kernel takes whole."""
-    return 150 if few.takes_chains(SlotCache(1, 8), [150]) else 32
+    return 150 if native.takes_chains(SlotCache(1, 8), [150]) else 32
 
 
 @torch.inference_mode()
@@ -59,54 +59,54 @@ def test_a_prompt_beside_decoding_rows(dtype: torch.dtype) -> None:
     In bfloat16 the kernel is about as near to torch's float32 as torch's bfloat16 is: both round, each in its own way.
     """
     model, exact = llama(dtype), llama()
-    few = kernel(model)
+    native = kernel(model)
     ours, theirs, right = (SlotCache(3, 256) for _ in range(3))
-    prompt = text(longest(few) - 6)
+    prompt = text(longest(native) - 6)
     steps = [
         [RowInput(0, 0, text(20)), RowInput(1, 0, text(9))],
         [RowInput(0, 20, [7]), RowInput(1, 9, text(5)), RowInput(2, 0, prompt)],
-        [RowInput(2, len(prompt), text(longest(few) - 1)[:100]), RowInput(0, 21, [8])],
+        [RowInput(2, len(prompt), text(longest(native) - 1)[:100]), RowInput(0, 21, [8])],
     ]
     with slot_attention_in(model.model), slot_attention_in(exact.model):
         for rows in steps:
             wanted = run(exact, rows, right, None)
             rounding = off(run(model, rows, theirs, None), wanted)
-            assert off(read(few, ours, rows), wanted) < max(2 * rounding, CLOSE[torch.float32])
+            assert off(read(native, ours, rows), wanted) < max(2 * rounding, CLOSE[torch.float32])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cuts", [[33], [1, 32, 33, 40], [64], [65], list(range(1, 48))])
 def test_a_prompt_in_pieces_is_the_prompt_at_once(dtype: torch.dtype, cuts: list[int]) -> None:
-    few = kernel(llama(dtype))
-    prompt = text(longest(few))
+    native = kernel(llama(dtype))
+    prompt = text(longest(native))
     ends = [cut for cut in cuts if cut < len(prompt)] + [len(prompt)]
     whole, pieces = SlotCache(1, 256), SlotCache(1, 256)
-    wanted = read(few, whole, [RowInput(0, 0, prompt)])
-    found = [read(few, pieces, [RowInput(0, a, prompt[a:b])]) for a, b in zip([0, *ends], ends, strict=False)]
+    wanted = read(native, whole, [RowInput(0, 0, prompt)])
+    found = [read(native, pieces, [RowInput(0, a, prompt[a:b])]) for a, b in zip([0, *ends], ends, strict=False)]
     assert torch.equal(torch.cat(found), wanted)
 
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = kernel(llama(torch.bfloat16))
-    rows = [RowInput(0, 0, text(longest(few) - 2)), RowInput(1, 0, [5]), RowInput(2, 0, [6])]
+    native = kernel(llama(torch.bfloat16))
+    rows = [RowInput(0, 0, text(longest(native) - 2)), RowInput(1, 0, [5]), RowInput(2, 0, [6])]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    wanted = read(few, SlotCache(3, 256), rows)
+    wanted = read(native, SlotCache(3, 256), rows)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert torch.equal(read(few, SlotCache(3, 256), rows), wanted)
+    assert torch.equal(read(native, SlotCache(3, 256), rows), wanted)
 
 
 def test_the_newest_tokens_are_not_seen_by_those_before() -> None:
-    few = kernel(llama())
-    prompt = text(longest(few))
+    native = kernel(llama())
+    prompt = text(longest(native))
     others = [*prompt[:-1], prompt[-1] - 1]
-    one, other = (read(few, SlotCache(1, 256), [RowInput(0, 0, tokens)]) for tokens in (prompt, others))
+    one, other = (read(native, SlotCache(1, 256), [RowInput(0, 0, tokens)]) for tokens in (prompt, others))
     assert torch.equal(one[:-1], other[:-1])
     assert not torch.equal(one[-1], other[-1])
 
 
 def test_chains_as_numbers() -> None:
-    rows = FewRows.chains([4, 2], [10, 0], [70, 2])
+    rows = NativeRows.chains([4, 2], [10, 0], [70, 2])
     assert rows.rows.tolist() == [[0, 70, 4, 10, 80], [70, 2, 2, 0, 2]]
     slots, places, positions, nodes = rows.tokens.tolist()
     assert [nodes[token] for token in (0, 1, 62, 63, 69, 70, 71)] == [1, 3, 2**63 - 1, -1, -1, 1, 3]
@@ -115,7 +115,7 @@ def test_chains_as_numbers() -> None:
 
 
 def test_trees_as_numbers() -> None:
-    rows = FewRows.windows([(-1, 0, 0, 2, -1), ()], [4, 2], [10, 5], [5, 2])
+    rows = NativeRows.windows([(-1, 0, 0, 2, -1), ()], [4, 2], [10, 5], [5, 2])
     assert rows.tokens.tolist() == [
         [4, 4, 4, 4, 4, 2, 2],
         [10, 11, 12, 13, 14, 5, 6],
@@ -147,7 +147,7 @@ def test_trees_are_read_without_a_view(rooted: bool) -> None:
 @pytest.mark.parametrize("most", [1, 3, 7, 50])
 def test_slices_hold_every_token_once(most: int) -> None:
     given = [(0, 5, 3), (2, 0, 9), (1, 40, 1), (3, 7, 7)]
-    slices = list(FewRows.slices(most, [()] * len(given), *zip(*given, strict=True)))
+    slices = list(NativeRows.slices(most, [()] * len(given), *zip(*given, strict=True)))
     assert [part.total for part in slices[:-1]] == [most] * (len(slices) - 1)
     places = [pair for part in slices for pair in zip(*part.tokens[:2].tolist(), strict=True)]
     assert places == [(slot, start + i) for slot, start, count in given for i in range(count)]
@@ -156,12 +156,12 @@ def test_slices_hold_every_token_once(most: int) -> None:
 @pytest.mark.parametrize("most", [4, 5, 9])
 def test_slices_cut_no_tree(most: int) -> None:
     tree = (-1, 0, 0, 1)
-    slices = list(FewRows.slices(most, [(), tree, (), tree], [0, 1, 2, 3], [5, 6, 7, 8], [3, 4, 6, 4]))
+    slices = list(NativeRows.slices(most, [(), tree, (), tree], [0, 1, 2, 3], [5, 6, 7, 8], [3, 4, 6, 4]))
     found = [tuple(row) for part in slices for row in part.rows[:, 2:4].tolist()]
     assert sum(part.total for part in slices) == 17
     assert max(part.total for part in slices) <= most
     assert found.count((1, 6)) == found.count((3, 8)) == 1
-    whole = FewRows.windows([tree], [3], [8], [4])
+    whole = NativeRows.windows([tree], [3], [8], [4])
     assert slices[-1].tokens[:, -4:].tolist() == whole.tokens.tolist()
 
 
@@ -169,17 +169,17 @@ def test_slices_cut_no_tree(most: int) -> None:
 def test_a_long_prompt_is_read_in_slices_beside_a_tree() -> None:
     """As at once, to the bit, and what is wanted of each row alone."""
     model = llama(torch.bfloat16)
-    few = kernel(model)
-    if not few.takes_chains(SlotCache(1, 256), [few.most + 1], sliced=True):
+    native = kernel(model)
+    if not native.takes_chains(SlotCache(1, 256), [native.most + 1], sliced=True):
         pytest.skip("long passes are left to torch here")
     prepared = PreparedModel(model, pack_weights=True, compile=False)
     tree = TokenTree.of_parents([7, 8, 9, 10], [-1, -1, 0, 1])
     windows = [RowInput(0, 0, [6, *tree.tokens], 5, tree), RowInput(1, 0, [5], 1)]
     rows = [*windows, RowInput(2, 0, text(100), 2), RowInput(3, 0, text(40), 40)]
     found = []
-    for most in (few.most, 30):
-        assert prepared.few is not None
-        prepared.few.most = most
+    for most in (native.most, 30):
+        assert prepared.native is not None
+        prepared.native.most = most
         found.append(ModelRunner(model, SlotCache(4, 256), prepared).read(rows))
     prepared.restore()
     assert len(found[0]) == 48

@@ -66,13 +66,13 @@ class Unrolling:
         The same batch gives the same rows. A chain ends with its response.
         """
         index, follows = batch.loss_index, goes_on(batch)
-        rows, found = torch.arange(len(index), device=index.device), []
+        rows, deeper = torch.arange(len(index), device=index.device), []
         start = float(batch.input_ids.sum()) * GOLDEN % 1
         for _ in range(1, self.steps):
             rows = rows[rows + 1 < len(index)] + 1
             rows = _thinned(rows[follows[rows]], self.decay, start)
-            found.append(rows)
-        return found
+            deeper.append(rows)
+        return deeper
 
 
 def goes_on(batch: TokenBatch) -> Tensor:

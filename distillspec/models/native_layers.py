@@ -1,6 +1,7 @@
-"""Layers of a Llama on CPUs, in one call of C++ (`few_tokens.cpp`): over few tokens, and over many where it is faster.
+"""Layers of a Llama on CPUs, in one call of C++ (`native_layers.cpp`).
 
-For a token a layer reads some megabytes of weights, which takes less time than torch's fifty operators around them.
+It is made for passes over few tokens, and takes larger ones where it is faster than torch (`most_tokens`). For a token
+a layer reads some megabytes of weights, which takes less time than torch's fifty operators around them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from distillspec.models.eagle import PROJECTIONS
-from distillspec.models.few_rows import FewRows
 from distillspec.models.flat_view import FlatView
 from distillspec.models.half_weights import fits_half
 from distillspec.models.language_model import LanguageModel, attention_heads
 from distillspec.models.large_pages import LargePages
 from distillspec.models.memory import free_bytes
+from distillspec.models.native_rows import NativeRows
 from distillspec.models.packed_layer import PackedLayer, is_built, kind_of
 from distillspec.models.packed_linear import SHARE, SMALLEST
 from distillspec.models.plain_llama import has_llama_layers
@@ -36,7 +37,7 @@ AVX2 = 8  # lanes
 MOST_NODES = 64  # of a tree: they are bits of a word
 
 
-class FewTokens:
+class NativeLayers:
     """The layers of one model, for passes over at most `most` tokens.
 
     Sums, and what passes from layer to layer, are float32. With weights of 16 bits a token's result does not depend on
@@ -65,22 +66,22 @@ class FewTokens:
         self._angles: tuple[int, Tensor, Tensor] = (0, torch.empty(0), torch.empty(0))
 
     @staticmethod
-    def of(model: LanguageModel, *, exact: bool = True, eight: bool = False, tokens: int = 1) -> FewTokens | None:
+    def of(model: LanguageModel, *, exact: bool = True, eight: bool = False, tokens: int = 1) -> NativeLayers | None:
         """Return the layers of a model that the kernel is made for, None for others and where it cannot be built.
 
         Args:
             exact: 16 bits must hold the model's weights, scaled. A draft's may be rounded: what it proposes is judged
                 by the probabilities that it proposed it with.
-            eight: see `FewTokens`. Not for exact ones.
+            eight: see `NativeLayers`. Not for exact ones.
             tokens: passes of so many must be taken.
         """
         eight = eight and not exact
         if not _is_made_for(model) or tokens > most_tokens(model.dtype) or not is_built(kind_of(model, eight=eight)):
             return None
-        return FewTokens(model, eight=eight) if not exact or _fits_sixteen_bits(model) else None
+        return NativeLayers(model, eight=eight) if not exact or _fits_sixteen_bits(model) else None
 
     def takes(self, view: FlatView) -> bool:
-        """Return True if a pass has few tokens, over a cache of slots."""
+        """Return True for a pass over a cache of slots that has at most `most` tokens."""
         fits = all(each.view.ancestors is None or each.view.places.shape[1] <= MOST_NODES for each in view.groups)
         return fits and len(view.places) <= self.most and type(view.cache) is SlotCache
 
@@ -88,7 +89,7 @@ class FewTokens:
         """Return True for chains of so many tokens.
 
         Args:
-            sliced: they may be read in passes of at most `most` tokens (`FewRows.slices`).
+            sliced: they may be read in passes of at most `most` tokens (`NativeRows.slices`).
         """
         fits = sum(counts) <= self.most or (sliced and self.takes_all_chains)
         return fits and type(cache) is SlotCache
@@ -103,9 +104,9 @@ class FewTokens:
 
     def hidden(self, view: FlatView, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
         """Return what `FlatView.hidden` does, `[N, D]`. For the arguments see there."""
-        return self.hidden_of(view.cache, FewRows.of(view), tokens, fed)
+        return self.hidden_of(view.cache, NativeRows.of(view), tokens, fed)
 
-    def hidden_of(self, cache: SlotCache, rows: FewRows, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
+    def hidden_of(self, cache: SlotCache, rows: NativeRows, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
         """Return the same for rows of a cache."""
         read = self._input(tokens, fed)
         out = read.new_empty(len(read), self._sizes[0])
@@ -153,8 +154,8 @@ class FewTokens:
         """Return where the cache keeps states: the address, 0 for none, and strides of slots and places."""
         if not cache.state_ids:
             return [0, 0, 0]
-        held = cache.kept_states(like, self._sizes[0])
-        return [held.data_ptr(), held.stride(0), held.stride(2)]
+        states = cache.kept_states(like, self._sizes[0])
+        return [states.data_ptr(), states.stride(0), states.stride(2)]
 
     def over(self, cache: SlotCache) -> tuple[Any, int, Any]:
         """Return the layers over a cache's keys and values, how many they are, and what they share, for the kernel.
@@ -163,13 +164,13 @@ class FewTokens:
         """
         first, _ = cache.layer(0, self._like)
         if self._bound is None or self._bound[0] is not first:
-            found = []
+            pointers = []
             for index, layer in enumerate(self._layers):
                 keys, values = cache.layer(index, self._like)
-                found += [*layer.pointers, keys.data_ptr(), values.data_ptr(), *keys.stride()[:3]]
+                pointers += [*layer.pointers, keys.data_ptr(), values.data_ptr(), *keys.stride()[:3]]
             angles = self._turned(cache.max_len)
             shared = numbers([*self._sizes, *(each.data_ptr() for each in angles)])
-            self._bound = first, numbers(found), shared
+            self._bound = first, numbers(pointers), shared
         return self._bound[1], len(self._layers), self._bound[2]
 
 

@@ -7,23 +7,23 @@ from typing import Any
 
 from torch import nn
 
-from distillspec.models.few_tokens import fit_memory, most_tokens
 from distillspec.models.heads import Head
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.large_pages import LargePages
+from distillspec.models.native_layers import fit_memory, most_tokens
 from distillspec.models.packed_layer import PackedLayer, is_built, kind_of
 from distillspec.models.slot_cache import SlotCache
 from distillspec.native.library import NotBuilt
 from distillspec.native.vector_kernel import WEIGHTS, numbers, vector_kernel
 
 
-class FewHeads:
-    """The heads of one draft, for few tokens. It has what `DraftSteps` needs of `FewTokens`.
+class NativeHeads:
+    """The heads of one draft, run by the kernel. It has what `DraftSteps` needs of `NativeLayers`.
 
     Weights must not change while this exists.
 
     Args:
-        eight: see `FewTokens`.
+        eight: see `NativeLayers`.
     """
 
     scale = 1.0  # of attention, which there is none of
@@ -39,7 +39,7 @@ class FewHeads:
         self._shared = numbers([model.model.config.hidden_size, inner, *[0] * 5])
 
     @staticmethod
-    def of(model: LanguageModel, *, eight: bool = False) -> FewHeads | None:
+    def of(model: LanguageModel, *, eight: bool = False) -> NativeHeads | None:
         """Return the heads of a model that the kernel is made for, None for others and where it cannot be built."""
         if model.device.type != "cpu" or model.dtype not in WEIGHTS or model.attends:
             return None
@@ -49,18 +49,18 @@ class FewHeads:
             return None
         weights = (part.weight for part in model.layers.modules() if isinstance(part, nn.Linear))
         fits = model.model.config.hidden_size % lanes == 0 and fit_memory(model, weights)
-        return FewHeads(model, eight=eight) if fits and is_built(kind_of(model, eight=eight)) else None
+        return NativeHeads(model, eight=eight) if fits and is_built(kind_of(model, eight=eight)) else None
 
     def takes_chains(self, cache: SlotCache, counts: Sequence[int]) -> bool:
-        """See `FewTokens.takes_chains`."""
+        """See `NativeLayers.takes_chains`."""
         return sum(counts) <= self.most and type(cache) is SlotCache
 
     def takes_level(self, tokens: int) -> bool:
-        """See `FewTokens.takes_level`."""
+        """See `NativeLayers.takes_level`."""
         return tokens <= self.most
 
     def over(self, cache: SlotCache) -> tuple[Any, int, Any]:
-        """See `FewTokens.over`. Heads keep nothing in the cache."""
+        """See `NativeLayers.over`. Heads keep nothing in the cache."""
         return self._heads, len(self._packed), self._shared
 
 

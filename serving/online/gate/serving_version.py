@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from distillspec.errors import RunError
 from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.online.state.database import DatabaseFailed
+from distillspec.serving.online.state.events import Report
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
 
@@ -21,8 +19,6 @@ log = logging.getLogger(__name__)
 Swap = Callable[[Version, float | None], None]
 """Makes the engine draft with a version from its next step on, given the version's acceptance over that of the one
 before, None: not known. Raises ConfigError if the engine refuses it."""
-
-Report = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -36,8 +32,10 @@ class Suspicion:
     reason: str
 
 
-class InService:
+class ServingVersion:
     """The version that the engine drafts with. Every change goes through here, one at a time (`one_at_a_time`).
+
+    The gate's thread and operators change what serves. Engine and registry must agree afterwards.
 
     Args:
         swap: None: there is no engine (judging by hand), so promotion is enough.
@@ -53,7 +51,10 @@ class InService:
         report: Report,
         drafting: str | None = None,
     ) -> None:
-        self.registry, self._swap, self.served, self.report = registry, swap, served, report
+        self.registry = registry
+        self._swap = swap
+        self.served = served
+        self.report = report
         current = registry.current()
         known = current is not None and drafting in (None, current.served_as)
         self.version: Version | None = current if known else None  # None: to be loaded
@@ -138,27 +139,3 @@ class InService:
         self.version = version
         if self.suspicion is not None and self.suspicion.version.name != version.name:
             self.suspicion = None
-
-
-class _Locked(Protocol):
-    @property
-    def lock(self) -> AbstractContextManager[Any]: ...
-
-
-S = TypeVar("S", bound=_Locked)
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def one_at_a_time(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Run a method under its object's `lock`.
-
-    The gate's thread and operators change what serves. Engine and registry must agree afterwards.
-    """
-
-    @functools.wraps(method)
-    def locked(self: S, *args: P.args, **named: P.kwargs) -> T:
-        with self.lock:
-            return method(self, *args, **named)
-
-    return locked

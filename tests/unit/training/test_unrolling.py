@@ -10,7 +10,7 @@ import torch
 from distillspec.config import DraftConfig, TrainCommand, TrainConfig
 from distillspec.data.packing import collate
 from distillspec.errors import ConfigError
-from distillspec.training.chains import Unrolling
+from distillspec.training.unrolling import Unrolling
 from distillspec.types import Sample, TokenBatch
 
 

@@ -10,12 +10,12 @@ import torch
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel
-from distillspec.models import few_heads as module
+from distillspec.models import native_heads as module
 from distillspec.models.draft_steps import Chance, DraftSteps, StatesBefore, Unread
-from distillspec.models.few_heads import FewHeads
 from distillspec.models.few_queries import why_not
-from distillspec.models.few_rows import FewRows
-from distillspec.models.few_tokens import FewTokens
+from distillspec.models.native_heads import NativeHeads
+from distillspec.models.native_layers import NativeLayers
+from distillspec.models.native_rows import NativeRows
 from distillspec.models.slot_cache import SlotCache
 from distillspec.native.vector_kernel import LARGEST, vector_kernel
 
@@ -39,7 +39,7 @@ CLOSE = {torch.float32: 5e-3, torch.bfloat16: 0.06}  # of a probability, by roun
 
 
 def steps_of(draft: LanguageModel, *, eight: bool) -> DraftSteps | None:
-    return DraftSteps.of(draft, FewTokens.of(draft, exact=False, eight=eight), eight=eight)
+    return DraftSteps.of(draft, NativeLayers.of(draft, exact=False, eight=eight), eight=eight)
 
 
 @torch.inference_mode()
@@ -65,7 +65,7 @@ def test_distributions_are_those_of_the_recursion(name: str, dtype: torch.dtype,
     columns = list(range(0, width, draft.state_input.target_width))
     unread = Unread(
         numpy.array([*read, *masks]),
-        FewRows.chains([0], [start], [len(read) + len(masks)]),
+        NativeRows.chains([0], [start], [len(read) + len(masks)]),
         StatesBefore(numpy.array(before), columns),
     )
     plain = Chance(torch.tensor([[1.0, 0, 1, 0]], dtype=torch.float64), torch.rand(1, depth, 1, dtype=torch.float64))
@@ -78,11 +78,11 @@ def test_distributions_are_those_of_the_recursion(name: str, dtype: torch.dtype,
 
 def test_drafts_that_attend_and_other_dtypes_are_not_taken() -> None:
     target = llama()
-    assert FewHeads.of(state_draft("hydra", target)) is not None
-    assert FewHeads.of(state_draft("eagle", target)) is None
-    assert FewHeads.of(state_draft("hydra", llama(torch.float64))) is None
+    assert NativeHeads.of(state_draft("hydra", target)) is not None
+    assert NativeHeads.of(state_draft("eagle", target)) is None
+    assert NativeHeads.of(state_draft("hydra", llama(torch.float64))) is None
 
 
 def test_heads_without_room_for_copies_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "fit_memory", lambda model, weights: sum(map(torch.numel, weights)) == 0)
-    assert FewHeads.of(state_draft("hydra", llama())) is None
+    assert NativeHeads.of(state_draft("hydra", llama())) is None

@@ -10,25 +10,13 @@ This is the readable oracle. The engine runs `decoding.tree_rules`, and tests ho
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from distillspec.rejection_sampling import accepts, residual_probs
 from distillspec.sampling import draw
 from distillspec.serving.base.tree import ROOT, SiblingGroup, TokenTree
-
-
-class TreeVerdict(NamedTuple):
-    """The accepted nodes, root to leaf, and the token of the target's own that follows them.
-
-    `others`: more candidates for that token. With any, it is not decided yet (`decoding.target_initialised`).
-    """
-
-    path: tuple[int, ...]
-    next_token: int
-    others: tuple[int, ...] = ()
+from distillspec.serving.decoding.verdict import TreeVerdict
 
 
 def verify_tree(target_probs: Tensor, tree: TokenTree, accept_uniforms: Tensor, next_uniform: Tensor) -> TreeVerdict:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft
-from distillspec.models import few_tokens as module
+from distillspec.models import native_layers as module
 from distillspec.models.features import FeatureTap
 from distillspec.models.few_queries import why_not
-from distillspec.models.few_tokens import FewTokens
+from distillspec.models.native_layers import NativeLayers
 from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
 from distillspec.native.library import FLAGS, cpp_compiler
@@ -55,7 +55,7 @@ def of_codes(weight: Tensor, held: torch.dtype) -> Tensor:
 
 
 def run(
-    model: LanguageModel, rows: Sequence[RowInput], cache: SlotCache, few: FewTokens | None, seed: int = 1
+    model: LanguageModel, rows: Sequence[RowInput], cache: SlotCache, native: NativeLayers | None, seed: int = 1
 ) -> Tensor:
     """Read rows with torch's layers, or in one call."""
     batch = FlatBatch.of(cache, rows, model.device)
@@ -64,10 +64,10 @@ def run(
         width = model.model.config.get_text_config().hidden_size
         chance = torch.Generator().manual_seed(seed)
         fed = torch.randn(batch.tokens.shape[1], width, generator=chance).to(model.dtype)
-    if few is None:
+    if native is None:
         return batch.view.hidden(model, batch.tokens, fed)
-    assert few.takes(batch.view)
-    return few.hidden(batch.view, batch.tokens, fed)
+    assert native.takes(batch.view)
+    return native.hidden(batch.view, batch.tokens, fed)
 
 
 STEPS = {
@@ -85,12 +85,12 @@ def worst(model: LanguageModel, exact: bool = True) -> float:
 
     NaN if any is.
     """
-    few = FewTokens.of(model, exact=exact)
-    assert few is not None
+    native = NativeLayers.of(model, exact=exact)
+    assert native is not None
     with slot_attention_in(model.model):
         caches, far = (SlotCache(4, 64), SlotCache(4, 64)), [0.0]
         for rows in STEPS.values():
-            wanted, found = run(model, rows, caches[0], None), run(model, rows, caches[1], few)
+            wanted, found = run(model, rows, caches[0], None), run(model, rows, caches[1], native)
             assert found.shape == wanted.shape
             assert found.dtype == model.dtype
             far.append(off(found, wanted))
@@ -142,10 +142,10 @@ def test_drafts_that_read_states(kind: str, dtype: torch.dtype) -> None:
 @torch.inference_mode()
 def rounded(draft: LanguageModel, *, eight: bool = False) -> float:
     """Return how far a float32 draft is off, whose weights are rounded to float16, or to 8 bits."""
-    few = FewTokens.of(draft, exact=False, eight=eight)
-    assert few is not None
+    native = NativeLayers.of(draft, exact=False, eight=eight)
+    assert native is not None
     with slot_attention_in(draft.model):
-        wanted, found = (run(draft, STEPS["ragged rows"], SlotCache(4, 64), own) for own in (None, few))
+        wanted, found = (run(draft, STEPS["ragged rows"], SlotCache(4, 64), own) for own in (None, native))
     return off(found, wanted)
 
 
@@ -156,7 +156,7 @@ def test_weights_of_eight_bits(kind: str) -> None:
     draft = state_draft(kind, llama(), noise=0.02)
     off_at_first = rounded(draft, eight=True)
     assert 5e-4 < off_at_first < 0.05
-    assert FewTokens.of(draft, exact=False, eight=True).kind.weights == torch.int8  # type: ignore[union-attr]
+    assert NativeLayers.of(draft, exact=False, eight=True).kind.weights == torch.int8  # type: ignore[union-attr]
     make_of_codes(draft, torch.int8)
     assert rounded(draft, eight=True) < CLOSE[torch.float32]
 
@@ -171,11 +171,11 @@ def test_weights_of_seven_bits(kind: str) -> None:
     def off_by_codes() -> float:
         found = []
         for eight in (False, True):
-            few = FewTokens.of(draft, exact=False, eight=eight)
-            assert few is not None
-            assert few.kind.weights == (torch.uint8 if eight else torch.bfloat16)
+            native = NativeLayers.of(draft, exact=False, eight=eight)
+            assert native is not None
+            assert native.kind.weights == (torch.uint8 if eight else torch.bfloat16)
             with slot_attention_in(draft.model):
-                found.append(run(draft, STEPS["ragged rows"], SlotCache(4, 64), few))
+                found.append(run(draft, STEPS["ragged rows"], SlotCache(4, 64), native))
         return off(found[1], found[0])
 
     assert 0.01 < off_by_codes() < 0.3
@@ -199,9 +199,9 @@ def test_codes_have_the_scale_of_the_least_error(held: torch.dtype, cut: bool) -
 
 def test_exact_weights_keep_their_bits() -> None:
     model = llama()
-    assert FewTokens.of(model, eight=True).kind.weights == torch.float16  # type: ignore[union-attr]
+    assert NativeLayers.of(model, eight=True).kind.weights == torch.float16  # type: ignore[union-attr]
     if torch.bfloat16 in DTYPES:
-        assert FewTokens.of(llama(torch.bfloat16), eight=True).kind.weights == torch.bfloat16  # type: ignore[union-attr]
+        assert NativeLayers.of(llama(torch.bfloat16), eight=True).kind.weights == torch.bfloat16  # type: ignore[union-attr]
 
 
 @torch.inference_mode()
@@ -209,12 +209,12 @@ def test_exact_weights_keep_their_bits() -> None:
 def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
     """Bit for bit, however many tokens are read together."""
     model = llama(dtype)
-    few = FewTokens.of(model)
-    assert few is not None
+    native = NativeLayers.of(model)
+    assert native is not None
     rows = [RowInput(slot, 0, [5 + slot, *range(20, 20 + 3 * slot)]) for slot in range(4)]
-    together = run(model, rows, SlotCache(4, 64), few).split([len(row.tokens) for row in rows])
+    together = run(model, rows, SlotCache(4, 64), native).split([len(row.tokens) for row in rows])
     for row, wanted in zip(rows, together, strict=True):
-        assert torch.equal(run(model, [row], SlotCache(4, 64), few), wanted)
+        assert torch.equal(run(model, [row], SlotCache(4, 64), native), wanted)
 
 
 @torch.inference_mode()
@@ -222,11 +222,16 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("parts", [[1] * 38, [16, 17, 5], [33, 5]])
 def test_a_token_does_not_depend_on_how_many_are_read_together(parts: list[int], dtype: torch.dtype) -> None:
     model, tokens = llama(dtype), list(range(20, 58))
-    few = FewTokens.of(model)
-    assert few is not None
-    together, cache, start, read = run(model, [RowInput(0, 0, tokens)], SlotCache(1, 64), few), SlotCache(1, 64), 0, []
+    native = NativeLayers.of(model)
+    assert native is not None
+    together, cache, start, read = (
+        run(model, [RowInput(0, 0, tokens)], SlotCache(1, 64), native),
+        SlotCache(1, 64),
+        0,
+        [],
+    )
     for count in parts:
-        read.append(run(model, [RowInput(0, start, tokens[start : start + count])], cache, few))
+        read.append(run(model, [RowInput(0, start, tokens[start : start + count])], cache, native))
         start += count
     assert torch.equal(torch.cat(read), together)
 
@@ -235,8 +240,8 @@ def test_a_token_does_not_depend_on_how_many_are_read_together(parts: list[int],
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_states_are_handed_out(dtype: torch.dtype) -> None:
     model, ids = llama(dtype), (0, 2, 3)
-    few = FewTokens.of(model)
-    assert few is not None
+    native = NativeLayers.of(model)
+    assert native is not None
     caches = [SlotCache(4, 64, state_ids=ids) for _ in range(2)]
     with slot_attention_in(model.model):
         tap = FeatureTap(model, ids)
@@ -244,7 +249,7 @@ def test_states_are_handed_out(dtype: torch.dtype) -> None:
             run(model, rows, caches[0], None)
         tap.detach()
     for rows in list(STEPS.values())[:2]:
-        run(model, rows, caches[1], few)
+        run(model, rows, caches[1], native)
     theirs, ours = (cache.features for cache in caches)
     assert theirs is not None
     assert ours is not None
@@ -255,14 +260,14 @@ def test_states_are_handed_out(dtype: torch.dtype) -> None:
 @torch.inference_mode()
 def test_rows_at_the_contexts_end_write_to_the_spare_place() -> None:
     model = llama()
-    few = FewTokens.of(model)
-    assert few is not None
+    native = NativeLayers.of(model)
+    assert native is not None
     cache = SlotCache(2, 24)
     rows = [RowInput(0, 3, [5]), RowInput(1, 23, [6])]
     batch = FlatBatch.of(cache, rows, model.device)
-    wanted = few.hidden(batch.view, batch.tokens)[0]
+    wanted = native.hidden(batch.view, batch.tokens)[0]
     following = batch.view.following(torch.tensor([3, 24]), 24)
-    found = few.hidden(following, batch.tokens)
+    found = native.hidden(following, batch.tokens)
     assert found.isfinite().all()
     assert torch.equal(found[0], wanted)
 
@@ -270,45 +275,45 @@ def test_rows_at_the_contexts_end_write_to_the_spare_place() -> None:
 @torch.inference_mode()
 def test_nan_stays_in_its_row() -> None:
     model = llama()
-    few = FewTokens.of(model)
-    assert few is not None
-    wanted = run(model, [RowInput(0, 0, [5, 6]), RowInput(1, 0, [7])], SlotCache(2, 24), few)
+    native = NativeLayers.of(model)
+    assert native is not None
+    wanted = run(model, [RowInput(0, 0, [5, 6]), RowInput(1, 0, [7])], SlotCache(2, 24), native)
     with torch.no_grad():
         model.model.get_input_embeddings().weight[7] = torch.nan
-    found = run(model, [RowInput(0, 0, [5, 6]), RowInput(1, 0, [7])], SlotCache(2, 24), few)
+    found = run(model, [RowInput(0, 0, [5, 6]), RowInput(1, 0, [7])], SlotCache(2, 24), native)
     assert torch.equal(found[:2], wanted[:2])
     assert found[2].isnan().all()
 
 
 def test_large_passes_and_long_trees_are_left_to_torch() -> None:
     model = llama()
-    few = FewTokens.of(model)
-    assert few is not None
+    native = NativeLayers.of(model)
+    assert native is not None
     nodes = [7] * module.MOST_NODES
     long = [RowInput(0, 0, [5, *nodes], tree=TokenTree.of_parents(nodes, [-1] * len(nodes)))]
-    many = [RowInput(slot, 0, [5] * 8) for slot in range(1 + few.most // 8)]
-    assert not few.takes_chains(SlotCache(80, 64), [len(row.tokens) for row in many])
+    many = [RowInput(slot, 0, [5] * 8) for slot in range(1 + native.most // 8)]
+    assert not native.takes_chains(SlotCache(80, 64), [len(row.tokens) for row in many])
     for rows in (long, many):
-        assert not few.takes(FlatBatch.of(SlotCache(80, 64), rows, model.device).view)
+        assert not native.takes(FlatBatch.of(SlotCache(80, 64), rows, model.device).view)
 
 
 def test_other_models_are_left_to_torch(random_model: object) -> None:
-    assert FewTokens.of(llama()) is not None
-    assert FewTokens.of(llama(torch.float64)) is None
-    assert FewTokens.of(llama(intermediate_size=128)) is None, "too small to gain"
-    assert FewTokens.of(llama(head_dim=24)) is None, "heads that fill no vector"
-    assert FewTokens.of(llama(attention_bias=True)) is None
-    assert FewTokens.of(llama(hidden_act="gelu")) is None
+    assert NativeLayers.of(llama()) is not None
+    assert NativeLayers.of(llama(torch.float64)) is None
+    assert NativeLayers.of(llama(intermediate_size=128)) is None, "too small to gain"
+    assert NativeLayers.of(llama(head_dim=24)) is None, "heads that fill no vector"
+    assert NativeLayers.of(llama(attention_bias=True)) is None
+    assert NativeLayers.of(llama(hidden_act="gelu")) is None
     for kind in ("gemma3_text", "qwen3", "gpt2"):
-        assert FewTokens.of(random_model(kind)) is None  # type: ignore[operator]
+        assert NativeLayers.of(random_model(kind)) is None  # type: ignore[operator]
 
 
 def test_weights_that_16_bits_do_not_hold_are_for_drafts_alone() -> None:
     model = llama()
     with torch.no_grad():
         model.layers[1].mlp.up_proj.weight[3, 5] += 1e-5  # type: ignore[union-attr, index, operator]
-    assert FewTokens.of(model) is None
-    assert FewTokens.of(model, exact=False) is not None
+    assert NativeLayers.of(model) is None
+    assert NativeLayers.of(model, exact=False) is not None
 
 
 def test_small_numbers_of_a_checkpoint_in_bfloat16_are_kept() -> None:
@@ -321,7 +326,7 @@ def test_small_numbers_of_a_checkpoint_in_bfloat16_are_kept() -> None:
             for part in (part for part in layer.modules() if isinstance(part, nn.Linear)):
                 part.weight[:4] *= 2.0**-13  # outputs of small weights alone would show what is lost
                 part.weight[4, :4] = small
-    assert FewTokens.of(model) is not None
+    assert NativeLayers.of(model) is not None
     assert worst(model) < CLOSE[torch.float32]
 
 

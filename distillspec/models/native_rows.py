@@ -1,4 +1,4 @@
-"""Rows of a pass over few tokens, as numbers that the kernel reads (`Batch` of `layers.h`)."""
+"""Rows of a pass, as numbers that the kernel reads (`Batch` of `layers.h`)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy
-from numpy.typing import NDArray
 
 from distillspec.models.ancestors import KEPT, WORD, ancestor_sets, signed_word
 from distillspec.models.few_queries import row_numbers
 from distillspec.models.flat_view import FlatView, RowGroup
-
-Ints = NDArray[numpy.int64]
-
+from distillspec.types import Ints
 
 CHAIN = (*((2 << token) - 1 for token in range(WORD - 1)), -1)  # what the first tokens of a chain see of it
 
 
-class FewRows(NamedTuple):
+class NativeRows(NamedTuple):
     """N tokens of R rows, one row after another.
 
     Attributes:
@@ -32,29 +29,29 @@ class FewRows(NamedTuple):
     rows: Ints
 
     @staticmethod
-    def of(view: FlatView) -> FewRows:
+    def of(view: FlatView) -> NativeRows:
         """Return the rows of a view of a cache on the CPU."""
         rows, nodes, first = [], [], 0
         for group in view.groups:
-            own, seen = _of_one(group) if group.view.places.shape[1] == 1 else _of_some(group)
-            own[:, 0] += first
+            group_rows, seen = _of_one(group) if group.view.places.shape[1] == 1 else _of_some(group)
+            group_rows[:, 0] += first
             first += group.count
-            rows.append(own)
+            rows.append(group_rows)
             nodes.append(seen)
         parts = (view.slots, view.places, view.positions.view(-1))
-        return FewRows(
+        return NativeRows(
             numpy.stack([*(part.numpy() for part in parts), numpy.concatenate(nodes)]), numpy.concatenate(rows)
         )
 
     @staticmethod
-    def chains(slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> FewRows:
+    def chains(slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> NativeRows:
         """Return rows that go on behind the first `starts` tokens of their slots, by so many tokens each."""
-        return FewRows.windows([()] * len(counts), slots, starts, counts)
+        return NativeRows.windows([()] * len(counts), slots, starts, counts)
 
     @staticmethod
     def windows(
         trees: Sequence[tuple[int, ...]], slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]
-    ) -> FewRows:
+    ) -> NativeRows:
         """Return the rows of `chains`, where the tokens of some are trees.
 
         Plain lists: with caches that hold none of this code, numpy's functions take three times as long.
@@ -62,10 +59,11 @@ class FewRows(NamedTuple):
         Args:
             trees: the parent of each token of a row, an earlier one or −1. Empty for chains.
         """
-        held, places, positions, nodes, rows = list[int](), list[int](), list[int](), list[int](), list[Sequence[int]]()
+        token_slots, places, positions, nodes = list[int](), list[int](), list[int](), list[int]()
+        rows = list[Sequence[int]]()
         for parents, slot, start, count in zip(trees, slots, starts, counts, strict=True):
-            rows.append((len(held), count, slot, start, start + count))
-            held += [slot] * count
+            rows.append((len(token_slots), count, slot, start, start + count))
+            token_slots += [slot] * count
             places += range(start, start + count)
             if parents:
                 depths, seen = _of_tree(parents, count)
@@ -74,8 +72,8 @@ class FewRows(NamedTuple):
             else:
                 positions += range(start, start + count)
                 nodes += CHAIN[:count] if count <= WORD else (*CHAIN, *[-1] * (count - WORD))
-        table = numpy.array([held, places, positions, nodes], dtype=numpy.int64)
-        return FewRows(table, numpy.array(rows, dtype=numpy.int64))
+        table = numpy.array([token_slots, places, positions, nodes], dtype=numpy.int64)
+        return NativeRows(table, numpy.array(rows, dtype=numpy.int64))
 
     @staticmethod
     def slices(
@@ -84,7 +82,7 @@ class FewRows(NamedTuple):
         slots: Sequence[int],
         starts: Sequence[int],
         counts: Sequence[int],
-    ) -> Iterator[FewRows]:
+    ) -> Iterator[NativeRows]:
         """Yield the rows of `windows` in passes of at most `most` tokens, to be read in order.
 
         Chains may be cut anywhere. Trees are whole, and have at most `most` tokens.
@@ -92,15 +90,17 @@ class FewRows(NamedTuple):
         left, pieces = most, list[tuple[tuple[int, ...], int, int, int]]()
         for parents, slot, start, count in zip(trees, slots, starts, counts, strict=True):
             while count > left:
-                own = 0 if parents else left
-                if own:
-                    pieces.append((parents, slot, start, own))
-                yield FewRows.windows(*zip(*pieces, strict=True))
-                start, count, left, pieces = start + own, count - own, most, []
+                taken = 0 if parents else left
+                if taken:
+                    pieces.append((parents, slot, start, taken))
+                yield NativeRows.windows(*zip(*pieces, strict=True))
+                start += taken
+                count -= taken
+                left, pieces = most, []
             pieces.append((parents, slot, start, count))
             left -= count
         if pieces:
-            yield FewRows.windows(*zip(*pieces, strict=True))
+            yield NativeRows.windows(*zip(*pieces, strict=True))
 
     @property
     def total(self) -> int:
@@ -136,10 +136,10 @@ def _of_one(group: RowGroup) -> tuple[Ints, Ints]:
 
 def _of_some(group: RowGroup) -> tuple[Ints, Ints]:
     """Rows of several tokens, the shorter ones padded."""
-    found = row_numbers(group.view, None)
+    numbers = row_numbers(group.view, None)
     width = group.view.places.shape[1]
-    counts = found[:, 2] - found[:, 1] if group.queries is not None else numpy.full(len(found), width)
+    counts = numbers[:, 2] - numbers[:, 1] if group.queries is not None else numpy.full(len(numbers), width)
     starts = counts.cumsum() - counts
-    rows = numpy.stack([starts, counts, *found[:, :3].T], 1)
+    rows = numpy.stack([starts, counts, *numbers[:, :3].T], 1)
     real = numpy.arange(width) < counts[:, None]
-    return rows, found[:, 3 + width :][real]
+    return rows, numbers[:, 3 + width :][real]
