@@ -31,7 +31,7 @@ from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.requests import Request
 from distillspec.serving.baselines.tree_names import tree_settings
 from distillspec.serving.draft_loading import load_draft
-from distillspec.serving.proposers.named import grow_as
+from distillspec.serving.proposers.by_name import grow_as
 
 TOKENS = 256  # of an answer
 TURN = 8  # steps of a side at a time

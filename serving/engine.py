@@ -28,7 +28,7 @@ from distillspec.serving.engine_drafts import EngineDrafts, by_source
 from distillspec.serving.engine_view import EngineView
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.proposers.base import Proposer, flush_answers
-from distillspec.serving.proposers.named import uses_draft
+from distillspec.serving.proposers.by_name import uses_draft
 from distillspec.serving.start_costs import give_costs, measure_at_start, takes_costs
 from distillspec.serving.step.output import StepOutput
 from distillspec.serving.timed_passes import TimedPasses

@@ -22,7 +22,7 @@ from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.ladder import UNRECORDED, Recorded
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.control.named import ControllerParts, make_controller
+from distillspec.serving.control.by_name import ControllerParts, make_controller
 from distillspec.serving.costs.hardware_profile import Profile
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
@@ -36,8 +36,7 @@ from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
 from distillspec.serving.pass_recording import choose_recorder, describe_passes, recorded_tokens
 from distillspec.serving.proposers.base import Proposer
-from distillspec.serving.proposers.draft_model import DraftModel
-from distillspec.serving.proposers.named import (
+from distillspec.serving.proposers.by_name import (
     ProposerParts,
     drafting_alone,
     free_sources,
@@ -46,9 +45,10 @@ from distillspec.serving.proposers.named import (
     make_proposer,
     uses_draft,
 )
-from distillspec.serving.proposers.named_checks import check_named, check_proposer
+from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.settings_checks import check_named, check_proposer
 from distillspec.serving.proposers.side_by_side import SideBySide
-from distillspec.serving.selection.named import with_selection
+from distillspec.serving.selection.by_name import with_selection
 from distillspec.serving.step.core import EngineCore
 from distillspec.serving.step.model_executor import ModelExecutor
 from distillspec.serving.step.prefill_pace import PrefillPace

@@ -22,8 +22,8 @@ from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import Foresees, HasMembers, ProposalRequest, Proposer, caches_of, readers
+from distillspec.serving.proposers.by_name import draft_models
 from distillspec.serving.proposers.draft_model import DraftModel
-from distillspec.serving.proposers.named import draft_models
 
 TOKEN = 5  # any token costs the same
 

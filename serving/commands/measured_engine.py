@@ -10,8 +10,8 @@ from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError
 from distillspec.serving.draft_loading import draft_names
 from distillspec.serving.engine import Engine
-from distillspec.serving.proposers.named import draft_models, grow_as
-from distillspec.serving.proposers.named_checks import check_named
+from distillspec.serving.proposers.by_name import draft_models, grow_as
+from distillspec.serving.proposers.settings_checks import check_named
 from distillspec.types import Prompt
 
 

@@ -29,10 +29,10 @@ from distillspec.models.draft import LayerSelection, make_pruned
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.baselines.named import named_controller
-from distillspec.serving.control.named import ControllerParts
+from distillspec.serving.baselines.by_name import named_controller
+from distillspec.serving.control.by_name import ControllerParts
 from distillspec.serving.proposers.base import ProposalRequest
-from distillspec.serving.proposers.named import ProposerParts
+from distillspec.serving.proposers.by_name import ProposerParts
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
 from distillspec.training.feed import SampleFeed
 from distillspec.training.module import DistillModule, teacher_view

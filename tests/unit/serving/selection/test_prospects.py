@@ -17,11 +17,11 @@ from distillspec.serving.costs.known import KnownTrees
 from distillspec.serving.selection.accepting import features
 from distillspec.serving.selection.answer import Answer
 from distillspec.serving.selection.batch import NONE, Prospect
+from distillspec.serving.selection.by_name import with_selection
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 from distillspec.serving.selection.free_share import FreeShare
 from distillspec.serving.selection.goodput import GoodputSelection
 from distillspec.serving.selection.hope import ENOUGH, Hope
-from distillspec.serving.selection.named import with_selection
 from distillspec.serving.selection.prospects import LEAST_LEFT, Prospects
 
 from .steps import COSTS, parts, row

@@ -16,8 +16,8 @@ from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import DRAFT, NGRAM, TokenTree
 from distillspec.serving.engine import Engine
 from distillspec.serving.proposers.base import Proposer
+from distillspec.serving.proposers.by_name import draft_models, grow_as
 from distillspec.serving.proposers.draft_model import DraftModel
-from distillspec.serving.proposers.named import draft_models, grow_as
 from distillspec.serving.proposers.side_by_side import SideBySide
 
 from ..conftest import MakeEngine, prompts

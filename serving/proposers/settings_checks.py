@@ -8,7 +8,7 @@ from distillspec.config.engine import EngineConfig, check_named_drafts, proposer
 from distillspec.config.registry import DRAFT_ALONE, check_options
 from distillspec.errors import ConfigError
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.proposers.named import drafting_alone, proposer_names, uses_draft
+from distillspec.serving.proposers.by_name import drafting_alone, proposer_names, uses_draft
 
 OF_POOLS = (DRAFT_ALONE, "lookup_else_model", "suffix_else_model")  # proposers that take several drafts
 
