@@ -29,10 +29,10 @@ from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import evaluated, version_of
 from distillspec.serving.execution.attention import choose_attention, page_tokens
 from distillspec.serving.execution.graphs import CudaRecorder, Recorder
-from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.execution.memory import CachePlan, check_elsewhere, choose_model_len, plan_cache
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.servable import check_servable
+from distillspec.serving.execution.slot_pool import SlotPool
 from distillspec.serving.held_models import HeldModels
 from distillspec.serving.pass_recording import choose_recorder, describe_passes, recorded_tokens
 from distillspec.serving.proposers.base import Proposer

@@ -15,16 +15,33 @@ from distillspec.models import LanguageModel
 from distillspec.models.draft_steps import StatesBefore, Unread
 from distillspec.models.few_rows import FewRows, Ints
 from distillspec.models.few_tokens import FewTokens
+from distillspec.models.fused_layers import FusedLayers
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.beside import Beside
 from distillspec.serving.execution.flat_batch import FlatBatch
 from distillspec.serving.execution.fused_trial import faster, working
 from distillspec.serving.execution.graphs import CudaRecorder, GraphedPasses, Recorder
-from distillspec.serving.execution.launches import Launches
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.recorded_shapes import RecordedShapes
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.types import OutputHead
+
+
+class Launches:
+    """Runs the layers of one model as they are launched on a device, which can be recorded.
+
+    Attributes:
+        fused: the layers in few launches, None where they are not used.
+    """
+
+    def __init__(self, model: LanguageModel, fused: FusedLayers | None) -> None:
+        self.model, self.fused = model, fused
+
+    def __call__(self, batch: FlatBatch, fed: Tensor | None = None, **named: int) -> Tensor:
+        """Return last states `[N, D]`. For the arguments see `FlatView.hidden`."""
+        if self.fused is not None and self.fused.takes(batch.view):
+            return self.fused.hidden(batch.view, batch.tokens)
+        return batch.view.hidden(self.model, batch.tokens, fed, **named)
 
 
 class ModelRunner:

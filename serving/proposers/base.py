@@ -15,7 +15,7 @@ from distillspec.serving.base.rows import Option
 from distillspec.serving.base.shape import PlannedTree
 from distillspec.serving.base.tree import DRAFT, TokenTree
 from distillspec.serving.decoding.windows import VerificationWindow
-from distillspec.serving.execution.kv_cache import Prefix
+from distillspec.serving.execution.slot_pool import Prefix
 
 EMPTY = TokenTree()
 

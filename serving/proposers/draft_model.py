@@ -19,10 +19,10 @@ from distillspec.serving.decoding.logits import Columns, Place
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.draft_runner import draft_runner
 from distillspec.serving.execution.graphs import Recorder
-from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.execution.memory import longest_read
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.row_input import RowInput
+from distillspec.serving.execution.slot_pool import Prefix
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
 from distillspec.serving.proposers.call_drafting import CallDrafting
 from distillspec.serving.proposers.continue_rule import ContinueRule, likely

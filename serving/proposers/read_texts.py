@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from distillspec.serving.base.catch_up import ALONG, MOST
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
+from distillspec.serving.execution.slot_pool import Prefix
 
 
 @dataclass(eq=False)

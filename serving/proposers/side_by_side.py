@@ -15,7 +15,7 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import ANY, NOTHING, Option
 from distillspec.serving.base.tree import ROOT, TokenTree, merged
 from distillspec.serving.decoding.windows import VerificationWindow
-from distillspec.serving.execution.kv_cache import Prefix
+from distillspec.serving.execution.slot_pool import Prefix
 from distillspec.serving.proposers.base import (
     EMPTY,
     ProposalRequest,

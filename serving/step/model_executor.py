@@ -20,8 +20,8 @@ from distillspec.serving.base.transfer import on_device
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.windows import Judgement, VerificationWindow
-from distillspec.serving.execution.kv_cache import Drop, Move, Prefix
 from distillspec.serving.execution.runner import ModelRunner
+from distillspec.serving.execution.slot_pool import Drop, Move, Prefix
 from distillspec.serving.proposers.base import (
     EMPTY,
     CountsSteps,
