@@ -17,7 +17,7 @@ from distillspec.models.few_rows import FewRows, Ints
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.fused_layers import FusedLayers
 from distillspec.models.slot_cache import SlotCache
-from distillspec.serving.execution.beside import Beside
+from distillspec.serving.execution.background_call import BackgroundCall
 from distillspec.serving.execution.flat_batch import FlatBatch
 from distillspec.serving.execution.fused_trial import faster, working
 from distillspec.serving.execution.graphs import CudaRecorder, GraphedPasses, Recorder
@@ -83,7 +83,7 @@ class ModelRunner:
 
     def read(self, rows: Sequence[RowInput]) -> Tensor:
         """Read all rows, windows and prompts alike, in one pass. Return last states `[Σ wanted, D]`, row by row."""
-        Beside.give_way()  # or take the threads back, whatever kind of pass this is
+        BackgroundCall.give_way()  # or take the threads back, whatever kind of pass this is
         if (few := self._few_of(rows)) is not None:
             return self._read_few(few, rows)
         batch = self.prepare(rows)

@@ -152,7 +152,7 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
         dynamic=dynamic,
         prepared=parts.prepared,
         recorder=parts.recorder,
-        beside=parts.settings.micro_batches != 1,
+        on_own_stream=parts.settings.micro_batches != 1,
     )
 
 

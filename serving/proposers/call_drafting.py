@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from distillspec.models.draft_steps import Chance, DraftSteps
+from distillspec.models.draft_steps import DraftSteps, DrawParameters
 from distillspec.models.few_tokens import MOST_NODES
 from distillspec.serving.decoding.drafting import COLDEST, noise_keys
 from distillspec.serving.decoding.logits import Place, needs_transform
@@ -51,7 +51,7 @@ class CallDrafting:
         assert steps is not None
         plan = call_plan(shapes)
         unread = self.runner.unread(texts, plan.depth)
-        found = steps.run(self.runner.cache, unread, plan.readers, self._chance(rows, plan))
+        found = steps.run(self.runner.cache, unread, plan.readers, self._draw_parameters(rows, plan))
         self.runner.passes += 1 if self.runner.one_pass else plan.depth
         ids, finite, failed = found.ids.tolist(), found.finite.tolist(), list[Growth]()
         for row, start, own in zip(rows, plan.starts, plan.places, strict=True):
@@ -70,18 +70,18 @@ class CallDrafting:
         given = row.guess or row.sequence.candidates or needs_transform(row.sequence)
         return row.shape.depth > 0 and not given
 
-    def _chance(self, rows: Sequence[Growth], plan: CallPlan) -> Chance | None:
+    def _draw_parameters(self, rows: Sequence[Growth], plan: CallPlan) -> DrawParameters | None:
         params = [row.sequence.params for row in rows]
         best = [own.is_greedy or (self.topk and own.seed is None) for own in params]
         if all(best):
             return None
         heats = [0.0 if greedy else max(own.temperature, COLDEST) for own, greedy in zip(params, best, strict=True)]
         policies = [(heat, own.top_k, own.top_p, own.min_p) for heat, own in zip(heats, params, strict=True)]
-        chance = Chance(
+        drawn = DrawParameters(
             torch.tensor(policies, dtype=torch.float64), self.sampler.proposal_uniforms(len(rows), *plan.draws)
         )
         seeded = [own.seed is not None for own in params]
         if not any(seeded):
-            return chance
+            return drawn
         keys = noise_keys([Place(row.sequence) for row in rows], plan.depth)
-        return chance._replace(keys=keys, seeded=torch.tensor(seeded))
+        return drawn._replace(keys=keys, seeded=torch.tensor(seeded))

@@ -45,7 +45,7 @@ class DraftModel:
         dynamic: grow trees by confidence (`DynamicGrowth`) with so many children a node, None: in the planned shape.
             With `topk` alone.
         sampler: on the target's device. The draft may lie on another one. It hands over what tokens were drawn from.
-        beside: see `draft_runner`.
+        on_own_stream: see `draft_runner`.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class DraftModel:
         dynamic: int | None = None,
         prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
-        beside: bool = False,
+        on_own_stream: bool = False,
     ) -> None:
         self.reads_states, self.sampler = model.state_input is not None, sampler
         recorder = None if model.device != sampler.device else recorder
-        self.runner = draft_runner(model, target_cache, sampler.device, prepared, recorder, beside=beside)
+        self.runner = draft_runner(model, target_cache, sampler.device, prepared, recorder, on_own_stream=on_own_stream)
         kept_ids = None if model.kept_ids is None else model.kept_ids.to(model.device)
         self._judged_ids = None if kept_ids is None else between(kept_ids, sampler.device)
         self.columns = Columns(model.identity.vocab_size, kept_ids)

@@ -55,13 +55,13 @@ class Selection(Protocol):
         ...
 
 
-class Present:
-    """Rows that may still be there: a preempted one, or one whose text is read again, is missing for a while."""
+class RecentRows:
+    """Rows of the last steps, which may still be there: a preempted row is missing for a while."""
 
     def __init__(self) -> None:
         self._steps, self._before = 0, set[str]()
 
-    def now_and_then(self, result: StepResult) -> set[str] | None:
+    def rows_to_keep(self, result: StepResult) -> set[str] | None:
         """Count a step. Return every `KEEP_EVERY` steps its rows and those of the time before, else None."""
         self._steps += 1
         if self._steps % KEEP_EVERY:
@@ -85,12 +85,12 @@ class SelectionState:
         self.coming: Mapping[str, str] = {}
         self.collapsed: list[str] = []
         self.steps = 0
-        self._present = Present()
+        self._recent = RecentRows()
 
     def passed(self, result: StepResult) -> set[str] | None:
         """Count a step. Return now and then the rows that may still be there, for others to be forgotten, else None."""
         self.steps += 1
-        return self._present.now_and_then(result)
+        return self._recent.rows_to_keep(result)
 
 
 def drafts_of(row: RowView) -> tuple[Option, ...]:

@@ -14,7 +14,7 @@ from distillspec.serving.base.rows import BatchView
 from distillspec.serving.base.wrapped import WrappedController
 from distillspec.serving.costs.known import known_costs
 from distillspec.serving.costs.latency import LatencyModel, guessed
-from distillspec.serving.selection.base import Choices, Present, Selection, drafts_of, only
+from distillspec.serving.selection.base import Choices, RecentRows, Selection, drafts_of, only
 from distillspec.serving.selection.losses import Losses
 
 SPARE = 0.3  # of a plain step that reading ahead of switches may add: a fifth of one that drafts
@@ -63,7 +63,7 @@ class SelectingController(WrappedController):
         self.selection = make(self._latency)
         self.figures = SelectionFigures(losses=self.selection.losses)
         self._drafts: dict[str, str | None] = {}  # the last one of each row
-        self._present = Present()
+        self._recent = RecentRows()
 
     def plan(self, view: BatchView) -> Plan:
         return self.plan_by(view, self.inside)
@@ -152,7 +152,7 @@ class SelectingController(WrappedController):
             (figures.switch_s if switched else others).append(result.total_s)
         for source, seconds in result.drafted_s.items():
             figures.seconds[source] = figures.seconds.get(source, 0.0) + seconds
-        if (alive := self._present.now_and_then(result)) is not None:
+        if (alive := self._recent.rows_to_keep(result)) is not None:
             self._drafts = {name: own for name, own in self._drafts.items() if name in alive}
 
 

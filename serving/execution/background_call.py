@@ -18,7 +18,7 @@ _usual_s = 0.0  # the interpreter's switch interval without them
 _own = threading.local()  # `threads`: how many this thread had before it gave way
 
 
-class Beside:
+class BackgroundCall:
     """A call in a thread of its own, of which several may run.
 
     While one runs, the interpreter changes threads 50 times as often as usual. Where torch's threads take all cores,
