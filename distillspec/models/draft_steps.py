@@ -80,7 +80,7 @@ class Chosen(NamedTuple):
 
     ids: Tensor  # [nodes] int64, absolute, −1 where there is no further one
     finite: Tensor  # [S] bool: False where logits were NaN, or left nothing
-    probs: Tensor | None  # [S, width] float32 tokens were drawn from, undefined if greedy. None if nothing is drawn
+    probs: Tensor | None  # [S, width] float32 that tokens were drawn from. Undefined for greedy rows, None if all are
 
 
 class Packed(Protocol):

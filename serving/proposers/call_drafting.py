@@ -77,11 +77,11 @@ class CallDrafting:
             return None
         heats = [0.0 if greedy else max(own.temperature, COLDEST) for own, greedy in zip(params, best, strict=True)]
         policies = [(heat, own.top_k, own.top_p, own.min_p) for heat, own in zip(heats, params, strict=True)]
-        drawn = DrawParameters(
+        parameters = DrawParameters(
             torch.tensor(policies, dtype=torch.float64), self.sampler.proposal_uniforms(len(rows), *plan.draws)
         )
         seeded = [own.seed is not None for own in params]
         if not any(seeded):
-            return drawn
+            return parameters
         keys = noise_keys([Place(row.sequence) for row in rows], plan.depth)
-        return drawn._replace(keys=keys, seeded=torch.tensor(seeded))
+        return parameters._replace(keys=keys, seeded=torch.tensor(seeded))

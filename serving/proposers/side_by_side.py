@@ -30,7 +30,7 @@ from distillspec.serving.proposers.base import (
     versions_of,
 )
 from distillspec.serving.proposers.draft_collapse import DraftCollapse
-from distillspec.serving.proposers.draft_health import DraftHealth
+from distillspec.serving.proposers.guarded_proposer import GuardedProposer
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class SideBySide:
         self.clock: Callable[[], float] = time.perf_counter
         self._watches, self._rest_collapsed, self._alarmed = usual is not None, rest_collapsed, False
         known = usual or {}
-        self._healths = {source: self._health(source, own, known.get(source)) for source, own in proposers.items()}
+        self._guarded = {source: self._guard(source, own, known.get(source)) for source, own in proposers.items()}
         self._resolve()
 
     def put(self, source: str, proposer: Proposer, usual: float | None = None) -> None:
@@ -74,12 +74,12 @@ class SideBySide:
             usual: its acceptance rate by its own evaluation, None: not known.
         """
         release_memory(self.proposers.get(source))
-        self.proposers[source], self._healths[source] = proposer, self._health(source, proposer, usual)
+        self.proposers[source], self._guarded[source] = proposer, self._guard(source, proposer, usual)
         self._resolve()
 
     def remove(self, source: str) -> None:
         """Drop a source between steps, and free its memory."""
-        del self._healths[source]
+        del self._guarded[source]
         release_memory(self.proposers.pop(source))
         self._resolve()
 
@@ -93,12 +93,12 @@ class SideBySide:
 
     @property
     def healthy(self) -> Mapping[str, bool]:
-        drafts = {source: own for source, own in dict(self._healths).items() if own.drafts}
-        return {source: health.healthy for source, health in drafts.items()}
+        drafts = {source: own for source, own in dict(self._guarded).items() if own.drafts}
+        return {source: guarded.healthy for source, guarded in drafts.items()}
 
     def begin_step(self) -> None:
-        for health in self._healths.values():
-            health.step()
+        for guarded in self._guarded.values():
+            guarded.step()
         healthy = self.healthy
         if any(healthy.values()) or not healthy:
             self._alarmed = False
@@ -112,38 +112,38 @@ class SideBySide:
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         found: dict[tuple[int, str], TokenTree] = {}
         self.seconds = {}
-        for source, health in self._healths.items():
+        for source, guarded in self._guarded.items():
             own = {row: request.of_source(source) for row, request in enumerate(requests)}
             asked = {row: request for row, request in own.items() if request.trees}
             if not asked:
                 continue
             started = self.clock()
-            trees = health.ask(list(asked.values()))
+            trees = guarded.propose(list(asked.values()))
             self.seconds[source] = self.clock() - started
             found.update({(row, source): tree for row, tree in zip(asked, trees, strict=True)})
         sources = [[tree.source for tree in request.trees] for request in requests]
         return [merged([found.get((row, source), EMPTY) for source in own]) for row, own in enumerate(sources)]
 
     def read_ahead(self, texts: Sequence[tuple[str, SequenceState, int]]) -> None:
-        for source, health in self._healths.items():
+        for source, guarded in self._guarded.items():
             if own := [(sequence, tokens) for name, sequence, tokens in texts if name == source]:
-                health.read_on(own)
+                guarded.read_on(own)
 
     def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
         able, none = list[Option](), NOTHING
-        for source, health in self._healths.items():
-            none = health.foreseen(sequence, (Option(ANY, source=source),))
+        for source, guarded in self._guarded.items():
+            none = guarded.foreseen(sequence, (Option(ANY, source=source),))
             able += [each for each in none if each.limit]
         return tuple(able) or none
 
     def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
         """Pass it on to those that learn from logits."""
-        for health in self._healths.values():
-            health.see(windows, logits)
+        for guarded in self._guarded.values():
+            guarded.see(windows, logits)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
-        for health in self._healths.values():
-            health.committed(sequence, tree, path)
+        for guarded in self._guarded.values():
+            guarded.committed(sequence, tree, path)
         if self._watches:
             self._judge(tree, path)
 
@@ -156,8 +156,8 @@ class SideBySide:
             reader.enter_slot(sequence, prefix)
 
     def leave_slot(self, sequence: SequenceState) -> None:
-        for health in self._healths.values():
-            health.leave_slot(sequence)
+        for guarded in self._guarded.values():
+            guarded.leave_slot(sequence)
 
     def distrust(self, sequence: SequenceState) -> None:
         for reader in self._readers:
@@ -194,16 +194,16 @@ class SideBySide:
         for proposer in self.proposers.values():
             release_memory(proposer)
 
-    def _health(self, source: str, proposer: Proposer, usual: float | None) -> DraftHealth:
+    def _guard(self, source: str, proposer: Proposer, usual: float | None) -> GuardedProposer:
         collapse = DraftCollapse(usual) if self._watches and proposer.version else None
-        return DraftHealth(proposer, source, [source], collapse, rests=self._rest_collapsed)
+        return GuardedProposer(proposer, source, [source], collapse, rests=self._rest_collapsed)
 
     def _judge(self, tree: TokenTree, path: Sequence[int]) -> None:
         """Tell each draft of its first tokens that were tried: in order, up to those of which one was accepted."""
         for group in tree.groups_at(ROOT):
             is_accepted = bool(path) and path[0] in group.nodes
-            if (health := self._healths.get(group.source)) is not None:
-                health.judge(is_accepted)
+            if (guarded := self._guarded.get(group.source)) is not None:
+                guarded.judge(is_accepted)
             if is_accepted:
                 return
 

@@ -35,8 +35,8 @@ class Staged(SideBySide):
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         asked = [ProposalRequest(r.sequence, chain_of(max(1, r.speculation_length - 1), self.source)) for r in requests]
-        health = self._healths[self.source]
-        guessed = [EMPTY] * len(asked) if health.paused else health.ask(asked)
+        guarded = self._guarded[self.source]
+        guessed = [EMPTY] * len(asked) if guarded.paused else guarded.propose(asked)
         guesses = map(self._tokens, guessed)
         return self.draft.propose([replace(r, guess=guess) for r, guess in zip(requests, guesses, strict=True)])
 

@@ -34,7 +34,7 @@ from distillspec.serving.proposers.base import (
     release_memory,
     versions_of,
 )
-from distillspec.serving.proposers.draft_health import DraftHealth
+from distillspec.serving.proposers.guarded_proposer import GuardedProposer
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.step.commit import Committer
 from distillspec.serving.step.draft_stream import DraftStream
@@ -114,7 +114,7 @@ class ModelExecutor:
         self._late.begin(self.sequences.running)
 
     def _set(self, proposer: Proposer | None) -> None:
-        self.proposer, self._health = proposer, DraftHealth(proposer, "the proposer", versions_of(proposer))
+        self.proposer, self._guarded = proposer, GuardedProposer(proposer, "the proposer", versions_of(proposer))
         # Asking protocols takes microseconds, too many for every row of every step.
         self._counts: CountsSteps | None = proposer if isinstance(proposer, CountsSteps) else None
         self._ahead: ReadsAhead | None = proposer if isinstance(proposer, ReadsAhead) else None
@@ -122,12 +122,12 @@ class ModelExecutor:
         self._readers = readers(proposer)
 
     def begin_step(self) -> None:
-        self._health.step()
+        self._guarded.step()
         if self._counts is not None:
             self._counts.begin_step()
 
     def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
-        return NOTHING if self.proposer is None else self._health.foreseen(sequence, ANYTHING)
+        return NOTHING if self.proposer is None else self._guarded.foreseen(sequence, ANYTHING)
 
     def most_nodes(self, depth: int) -> int:
         return most_nodes(self.proposer, depth)
@@ -143,8 +143,8 @@ class ModelExecutor:
         windows = [window for part in judged for window in part.windows]
         judgements = [judgement for part in judged for judgement in part.judgements]
         logits = judged[0].logits if len(judged) == 1 else torch.cat([part.logits for part in judged])
-        self._health.see(windows, logits)
-        results = self.committer.commit(windows, judgements, logits, self._health, work.timer.now)
+        self._guarded.see(windows, logits)
+        results = self.committer.commit(windows, judgements, logits, self._guarded, work.timer.now)
         if not work.chunks:  # prompts take time that is not the micro-batches'
             self._batches.observe(drafting, len(logits), work.timer.total_s)
         return results
@@ -183,7 +183,7 @@ class ModelExecutor:
             reader.enter_slot(sequence, prefix)
 
     def leave_slot(self, sequence: SequenceState) -> None:
-        self._health.leave_slot(sequence)
+        self._guarded.leave_slot(sequence)
 
     def copy(self, moves: Sequence[Move]) -> None:
         for cache in self._caches() if moves else ():
@@ -236,7 +236,7 @@ class ModelExecutor:
             return [EMPTY] * len(pairs)
         if self._times is not None:
             self._times.clock = work.timer.clock
-        proposals = self._health.ask(requests)
+        proposals = self._guarded.propose(requests)
         if self._times is not None:
             work.timer.add_drafted(self._times.seconds)
         found = iter(proposals)

@@ -1,4 +1,4 @@
-"""Failures of a proposer: it raises, gives NaN, or collapses. The cause is logged once, and it rests."""
+"""Guarded calls of a proposer: one that raises, gives NaN or collapses rests, and the cause is logged once."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ NAN_ANSWERS = 3  # in a row that end with NaN, after which it is the draft that 
 ASIDE, MOST_ASIDE = 4096, 65536  # steps that a draft rests that has collapsed: it costs many tokens to see that again
 
 
-class DraftHealth:
-    """One proposer, and its failures. One never ends a request or a step: it only pauses what the proposer drafts.
+class GuardedProposer:
+    """Calls a proposer. Its failures end no request and no step: they only pause what it drafts.
 
     Args:
         name: of the proposer, for the log.
@@ -84,7 +84,7 @@ class DraftHealth:
         self._backoff.step()
         self._aside.step()
 
-    def ask(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
+    def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         """Return what the proposer proposes, empty trees where it raises."""
         assert self.proposer is not None
         try:

@@ -15,7 +15,7 @@ from distillspec.serving.base.shape import chain_of
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
 from distillspec.serving.proposers.draft_collapse import JUDGED, DraftCollapse
-from distillspec.serving.proposers.draft_health import ASIDE, DraftHealth
+from distillspec.serving.proposers.guarded_proposer import ASIDE, GuardedProposer
 
 
 class Failing:
@@ -36,25 +36,25 @@ class Failing:
 
 
 def test_what_all_rows_of_a_step_share_is_one_failure(caplog: pytest.LogCaptureFixture) -> None:
-    health = DraftHealth(cast(Proposer, Failing()), "half", ["half"])
+    guarded = GuardedProposer(cast(Proposer, Failing()), "half", ["half"])
     rows = [SequenceState(str(i), Request(str(i), (5, 6)), 0, i, [5, 6], frozenset(), 64, slot=i) for i in range(8)]
     with caplog.at_level(logging.WARNING):
         for row in rows:
-            health.committed(row, EMPTY, ())
+            guarded.committed(row, EMPTY, ())
     assert all(row.failed_sources == {"half"} for row in rows)
     (line,) = [record.getMessage() for record in caplog.records]
     assert f"no speculation for {FIRST} steps" in line
     waited = 0
-    while health.paused:
-        health.step()
+    while guarded.paused:
+        guarded.step()
         waited += 1
     assert waited == FIRST
-    health.committed(rows[0], EMPTY, ())
+    guarded.committed(rows[0], EMPTY, ())
     for _ in range(2 * FIRST - 1):
-        health.step()
-        assert health.paused
-    health.step()
-    assert not health.paused
+        guarded.step()
+        assert guarded.paused
+    guarded.step()
+    assert not guarded.paused
 
 
 class Spoilt(Failing):
@@ -75,83 +75,83 @@ def row(name: str) -> SequenceState:
 
 def test_a_draft_of_nan_answers_in_a_row_rests(caplog: pytest.LogCaptureFixture) -> None:
     proposer = Spoilt()
-    health = DraftHealth(cast(Proposer, proposer), "half", ["half"])
+    guarded = GuardedProposer(cast(Proposer, proposer), "half", ["half"])
 
     def answer(name: str, broken: bool) -> None:
         proposer.not_finite = {name} if broken else set()
-        health.ask([ProposalRequest(row(name), chain_of(1))])
+        guarded.propose([ProposalRequest(row(name), chain_of(1))])
 
     for number, broken in enumerate([True, True, False, True, True]):
         answer(str(number), broken)
-    assert health.healthy
-    assert not health.paused
+    assert guarded.healthy
+    assert not guarded.paused
     with caplog.at_level(logging.WARNING):
         answer("third", True)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "half failed (its logits were NaN or infinite for 3 answers in a row)" in line
-    assert health.paused
-    assert not health.healthy
+    assert guarded.paused
+    assert not guarded.healthy
     for _ in range(FIRST):
-        health.step()
-    assert not health.paused
+        guarded.step()
+    assert not guarded.paused
     answer("fourth", True)
-    assert health.paused, "one more says enough"
+    assert guarded.paused, "one more says enough"
     for _ in range(2 * FIRST):
-        health.step()
+        guarded.step()
     for number in range(2 * FIRST):
-        assert not health.healthy
+        assert not guarded.healthy
         answer(f"sound {number}", False)
-    assert health.healthy
+    assert guarded.healthy
 
 
 def test_one_sound_row_of_a_step_speaks_for_the_draft() -> None:
     proposer = Spoilt()
-    health = DraftHealth(cast(Proposer, proposer), "half", ["half"])
+    guarded = GuardedProposer(cast(Proposer, proposer), "half", ["half"])
     proposer.not_finite = {"0", "1", "2"}
-    health.ask([ProposalRequest(row(str(number)), chain_of(1)) for number in range(4)])
-    assert not health.paused
-    health.ask([ProposalRequest(row(str(number)), chain_of(1)) for number in range(3)])
-    assert health.paused
+    guarded.propose([ProposalRequest(row(str(number)), chain_of(1)) for number in range(4)])
+    assert not guarded.paused
+    guarded.propose([ProposalRequest(row(str(number)), chain_of(1)) for number in range(3)])
+    assert guarded.paused
 
 
 def test_a_draft_that_collapses_is_set_aside_and_comes_back_after_better_tokens(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    health = DraftHealth(cast(Proposer, Spoilt()), "half", ["half"], DraftCollapse(0.4))
+    guarded = GuardedProposer(cast(Proposer, Spoilt()), "half", ["half"], DraftCollapse(0.4))
     with caplog.at_level(logging.WARNING):
         for _ in range(JUDGED - 1):
-            health.judge(False)
-        assert health.healthy
-        health.judge(False)
+            guarded.judge(False)
+        assert guarded.healthy
+        guarded.judge(False)
     (line,) = [record.getMessage() for record in caplog.records]
     assert f"no speculation for {ASIDE} steps: half failed (0.0% of its tokens were accepted, 40% before)" in line
-    assert health.paused
+    assert guarded.paused
     for _ in range(ASIDE):
-        health.step()
-    assert not health.paused
+        guarded.step()
+    assert not guarded.paused
     for _ in range(JUDGED):
-        assert not health.healthy
-        health.judge(True)
-    assert health.healthy
+        assert not guarded.healthy
+        guarded.judge(True)
+    assert guarded.healthy
 
 
 def test_one_that_a_selection_leaves_by_itself_is_unhealthy_and_does_not_rest(caplog: pytest.LogCaptureFixture) -> None:
-    health = DraftHealth(cast(Proposer, Spoilt()), "half", ["half"], DraftCollapse(0.4), rests=False)
+    guarded = GuardedProposer(cast(Proposer, Spoilt()), "half", ["half"], DraftCollapse(0.4), rests=False)
     with caplog.at_level(logging.WARNING):
         for _ in range(3 * JUDGED):
-            health.judge(False)
-            assert not health.paused
-    assert not health.healthy
+            guarded.judge(False)
+            assert not guarded.paused
+    assert not guarded.healthy
     (line,) = [record.getMessage() for record in caplog.records]
     assert "left to the selection: half failed (0.0% of its tokens were accepted, 40% before)" in line
     for _ in range(JUDGED):
-        assert not health.healthy
-        health.judge(True)
-    assert health.healthy
+        assert not guarded.healthy
+        guarded.judge(True)
+    assert guarded.healthy
 
 
 def test_what_is_not_watched_is_not_judged() -> None:
-    health = DraftHealth(cast(Proposer, Spoilt()), "half", ["half"])
+    guarded = GuardedProposer(cast(Proposer, Spoilt()), "half", ["half"])
     for _ in range(JUDGED):
-        health.judge(False)
-    assert health.healthy
+        guarded.judge(False)
+    assert guarded.healthy
