@@ -129,8 +129,8 @@ class DraftModel:
         texts = [self._unread(row) for row in rows]
         if plain and self.in_one_call.takes(rows, texts):
             probs, failed = self.in_one_call.draft(rows, texts)
-        elif self.can_draft_at_once(rows):
-            probs, failed = self._draft_at_once(rows, texts)
+        elif self.can_draft_in_loop(rows):
+            probs, failed = self._draft_in_loop(rows, texts)
         else:
             probs, failed = self.levels.draft(rows, texts)
         table = None if probs is None else DraftProbs(between(probs, self.sampler.device), self._judged_ids)
@@ -210,7 +210,7 @@ class DraftModel:
     def assume_read(self, sequence: SequenceState, tokens: int) -> None:
         self.state(sequence.id).computed = tokens
 
-    def can_draft_at_once(self, rows: Sequence[Growth]) -> bool:
+    def can_draft_in_loop(self, rows: Sequence[Growth]) -> bool:
         """Return True if one loop can draft all rows: chains, and siblings of their tokens.
 
         Where passes are not recorded, rows of unlike lengths are cheaper level by level: short ones leave early.
@@ -230,7 +230,7 @@ class DraftModel:
         predicted = self.surer_than > 0 and self.runner.model.predicts_acceptance
         return self._has_free_choice and not predicted
 
-    def _draft_at_once(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
+    def _draft_in_loop(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
         """Draft all tokens of all rows with one device read. Returns what `LevelDrafting.draft` does."""
         widths = self._common_widths(rows)
         count, failed = len(widths), list[Growth]()

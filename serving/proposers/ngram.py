@@ -19,7 +19,7 @@ from distillspec.serving.proposers.grown import grown_tree
 from distillspec.serving.proposers.ngram_tables import NgramTables
 
 OF_PROMPT = 2048  # tokens of a prompt's end that are learnt from
-AT_ONCE = 256  # tokens of a text that are learnt at a time: all of a long prompt would hold a step up
+LEARN_BATCH = 256  # tokens of a text that are learnt at a time: all of a long prompt would hold a step up
 SURE = 10  # steps of confidence whose acceptance is told apart, where nodes are not planned one by one
 MOST_NODES = 12  # of a row's tree
 ALL_NODES = 128  # of all rows together: growing a node takes microseconds
@@ -132,7 +132,7 @@ class Ngram:
     def leave_slot(self, sequence: SequenceState) -> None:
         """Learn from the end of a text, and forget a sequence that does not come back."""
         if sequence.slot is not None or sequence.finish_reason is None:  # else it ends while it waits
-            self._read[sequence.id] = max(self._read.get(sequence.id, 1), len(sequence.tokens) - AT_ONCE)
+            self._read[sequence.id] = max(self._read.get(sequence.id, 1), len(sequence.tokens) - LEARN_BATCH)
             self._learn(sequence)
         self._outlooks.pop(sequence.id, None)
         self._named.pop(sequence.id, None)
@@ -157,12 +157,12 @@ class Ngram:
         self._outlooks.clear()
 
     def _learn(self, sequence: SequenceState) -> None:
-        """Learn from at most `AT_ONCE` tokens that are new of a text."""
+        """Learn from at most `LEARN_BATCH` tokens that are new of a text."""
         tokens = sequence.tokens
         start = self._read.get(sequence.id, max(1, sequence.prompt_length - OF_PROMPT))
         if start >= len(tokens) or not sequence.request.log:
             return
-        end = self._read[sequence.id] = min(len(tokens), start + AT_ONCE)
+        end = self._read[sequence.id] = min(len(tokens), start + LEARN_BATCH)
         self.tables.learn(sequence.request.cache_key, tokens, start, end)
 
     def _likely(self, sequence: SequenceState) -> LikelyNodes:

@@ -189,7 +189,7 @@ def test_a_recorded_draft_loop_drafts_as_the_passes_one_by_one(
     for recorder in (FakeRecorder(), None):
         engine = Engine(model, initialise_draft(DraftConfig(layers=2), model), settings, recorder=recorder)
         # The same draws in the same order, also where rows want different lengths.
-        engine.proposer.can_draft_at_once = lambda rows: True  # type: ignore[union-attr]
+        engine.proposer.can_draft_in_loop = lambda rows: True  # type: ignore[union-attr]
         outputs = engine.generate([p[:20] for p in prompts(6)], params)
         engine.close()
         found.append([(output.token_ids, output.stats.proposed, output.stats.accepted) for output in outputs])

@@ -87,7 +87,7 @@ def model_of(draft: LanguageModel, vocab: int, *, in_one_call: bool, topk: bool 
         states.copy_(torch.randn(states.shape, generator=torch.Generator().manual_seed(1)))
     model = DraftModel(draft, NumberedSampler(vocab, draft.device, 0), cache, prepared=prepared, topk=topk)
     model.sampler.read = Counter()  # type: ignore[attr-defined]
-    model.can_draft_at_once = lambda rows: False  # type: ignore[method-assign]
+    model.can_draft_in_loop = lambda rows: False  # type: ignore[method-assign]
     return model
 
 
