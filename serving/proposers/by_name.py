@@ -19,6 +19,7 @@ from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.continue_rule import ConfidenceThreshold, ContinueRule, PredictedAcceptance
 from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.growth import TreePolicy
 from distillspec.serving.proposers.ngram import Ngram
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
 from distillspec.serving.proposers.recycling import TokenRecycling
@@ -139,7 +140,6 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
     """Run the draft, gated by `draft_confidence` where that is above 0: by what it predicts, if it predicts it."""
     assert parts.draft is not None, "the engine checks that there is a draft"
     threshold, predicts = parts.settings.draft_confidence, parts.draft.predicts_acceptance
-    topk, dynamic = _growth(parts.settings, parts.draft)
     return DraftModel(
         parts.draft,
         parts.sampler,
@@ -148,19 +148,18 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
         source=parts.source,
         rule=_rule(parts.draft, threshold) if threshold > 0 and not predicts else None,
         surer_than=threshold if predicts else 0.0,
-        topk=topk,
-        dynamic=dynamic,
+        trees=_tree_policy(parts.settings, parts.draft),
         prepared=parts.prepared,
         recorder=parts.recorder,
         on_own_stream=parts.settings.micro_batches != 1,
     )
 
 
-def _growth(settings: EngineConfig, draft: LanguageModel) -> tuple[bool, int | None]:
-    """Return `topk` and `dynamic` of a `DraftModel`."""
+def _tree_policy(settings: EngineConfig, draft: LanguageModel) -> TreePolicy:
+    """Return what the trees that settings name are made of."""
     if settings.tree == "medusa" and not draft.kind.startswith("medusa"):
         raise ConfigError(f"tree=medusa needs a draft of kind medusa, not {draft.kind}; use tree=topk or dynamic")
-    return settings.chosen_tree in ONE_HOT, settings.widest if settings.tree == "dynamic" else None
+    return TreePolicy(settings.chosen_tree in ONE_HOT, settings.widest if settings.tree == "dynamic" else None)
 
 
 def draft_models(proposer: Proposer | None) -> list[DraftModel]:
@@ -169,16 +168,16 @@ def draft_models(proposer: Proposer | None) -> list[DraftModel]:
     return [member for member in members if isinstance(member, DraftModel)]
 
 
-def grow_as(proposer: Proposer | None, settings: EngineConfig) -> None:
-    """Let all draft models grow the trees that settings name, from the next proposal on.
+def use_trees(proposer: Proposer | None, settings: EngineConfig) -> None:
+    """Let all draft models draft the trees that settings name, from the next proposal on.
 
     Raises:
         ConfigError: tree=medusa, and a draft without heads. Nothing is changed.
     """
     models = draft_models(proposer)
-    growths = [_growth(settings, model.runner.model) for model in models]
-    for model, growth in zip(models, growths, strict=True):
-        model.grow(*growth)
+    policies = [_tree_policy(settings, model.runner.model) for model in models]
+    for model, policy in zip(models, policies, strict=True):
+        model.trees = policy
 
 
 def _rule(draft: LanguageModel, threshold: float) -> ContinueRule:

@@ -14,19 +14,15 @@ from distillspec.serving.decoding.logits import Place, needs_transform
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.growth import Growth
+from distillspec.serving.proposers.growth import Growth, TreePolicy
 from distillspec.serving.proposers.tree_readers import CallPlan, call_plan
 
 
 class CallDrafting:
-    """Grows the trees of many rows in one call, where the kernel is made for the draft and the rows.
+    """Grows the trees of many rows in one call, where the kernel is made for the draft and the rows."""
 
-    Args:
-        topk: choose the most probable tokens where others would be drawn.
-    """
-
-    def __init__(self, runner: ModelRunner, sampler: TokenSampler, *, topk: bool) -> None:
-        self.runner, self.sampler, self.topk = runner, sampler, topk
+    def __init__(self, runner: ModelRunner, sampler: TokenSampler) -> None:
+        self.runner, self.sampler = runner, sampler
 
     def may_take(self, row: Growth) -> bool:
         """Return False for a row that needs another way of drafting: others need not go that way with it."""
@@ -45,13 +41,16 @@ class CallDrafting:
         plan = call_plan(tuple([row.shape for row in rows]))
         return steps.few.takes_level(plan.level)
 
-    def draft(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
+    def draft(
+        self, rows: Sequence[Growth], texts: Sequence[RowInput], trees: TreePolicy
+    ) -> tuple[Tensor | None, list[Growth]]:
         """Grow all trees. For arguments and result see `LevelDrafting.draft`."""
         steps, shapes = self._steps, tuple([row.shape for row in rows])
         assert steps is not None
         plan = call_plan(shapes)
         unread = self.runner.unread(texts, plan.depth)
-        found = steps.run(self.runner.cache, unread, plan.readers, self._draw_parameters(rows, plan))
+        parameters = self._draw_parameters(rows, plan, trees)
+        found = steps.run(self.runner.cache, unread, plan.readers, parameters)
         self.runner.passes += 1 if self.runner.one_pass else plan.depth
         ids, finite, failed = found.ids.tolist(), found.finite.tolist(), list[Growth]()
         for row, start, own in zip(rows, plan.starts, plan.places, strict=True):
@@ -70,9 +69,9 @@ class CallDrafting:
         given = row.guess or row.sequence.candidates or needs_transform(row.sequence)
         return row.shape.depth > 0 and not given
 
-    def _draw_parameters(self, rows: Sequence[Growth], plan: CallPlan) -> DrawParameters | None:
+    def _draw_parameters(self, rows: Sequence[Growth], plan: CallPlan, trees: TreePolicy) -> DrawParameters | None:
         params = [row.sequence.params for row in rows]
-        best = [own.is_greedy or (self.topk and own.seed is None) for own in params]
+        best = [own.is_greedy or (trees.most_probable and own.seed is None) for own in params]
         if all(best):
             return None
         heats = [0.0 if greedy else max(own.temperature, COLDEST) for own, greedy in zip(params, best, strict=True)]

@@ -27,7 +27,7 @@ from distillspec.serving.proposers.base import EMPTY, ProposalRequest
 from distillspec.serving.proposers.call_drafting import CallDrafting
 from distillspec.serving.proposers.continue_rule import ContinueRule, likely
 from distillspec.serving.proposers.draft_loop import DraftLoop, Drafts
-from distillspec.serving.proposers.growth import DynamicGrowth, Growth
+from distillspec.serving.proposers.growth import PLANNED, DynamicGrowth, Growth, TreePolicy
 from distillspec.serving.proposers.level_drafting import LevelDrafting
 from distillspec.serving.proposers.read_texts import DraftState, ReadTexts
 
@@ -41,9 +41,7 @@ class DraftModel:
         rule: which rows draft on, token by token.
         surer_than: drop the first token, and all behind it, that a draft with a confidence head expects to be accepted
             with at most this probability. Drawn tokens have no part in it, so verification stays exact.
-        topk: propose the most probable tokens, in their order, where others would be drawn.
-        dynamic: grow trees by confidence (`DynamicGrowth`) with so many children a node, None: in the planned shape.
-            With `topk` alone.
+        trees: what the trees of the next proposals are made of. May be set.
         sampler: on the target's device. The draft may lie on another one. It hands over what tokens were drawn from.
         on_own_stream: see `draft_runner`.
     """
@@ -58,8 +56,7 @@ class DraftModel:
         source: str = DRAFT,
         rule: ContinueRule | None = None,
         surer_than: float = 0.0,
-        topk: bool = False,
-        dynamic: int | None = None,
+        trees: TreePolicy = PLANNED,
         prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
         on_own_stream: bool = False,
@@ -77,24 +74,17 @@ class DraftModel:
             self.columns,
             self.loop.hashed,
             rule=rule,
-            topk=topk,
-            scored=dynamic is not None,
             surer_than=surer_than,
         )
-        self.in_one_call = CallDrafting(self.runner, sampler, topk=topk)
+        self.in_one_call = CallDrafting(self.runner, sampler)
         self.surer_than = surer_than
-        self.grow(topk, dynamic)
+        self.trees = trees
         self._version, self.source = version, source
         self.texts = ReadTexts(self.runner)
         self.attends = model.attends
         self.most = model.most_positions or ANY
         self.longest = longest_read(model, self.runner.cache.max_len)
         self.not_finite = set[str]()
-
-    def grow(self, topk: bool, dynamic: int | None) -> None:
-        """Grow such trees from the next proposal on. For the arguments see the class."""
-        self.topk = self.levels.topk = self.in_one_call.topk = topk
-        self.dynamic, self.levels.scored = dynamic, dynamic is not None
 
     @property
     def version(self) -> str:
@@ -119,29 +109,28 @@ class DraftModel:
             others = []
             for row in rows:
                 (plain if self.in_one_call.may_take(row) else others).append(row)
-        trees = {**self._grown(plain, plain=True), **self._grown(others)}
+        trees = {**self._draft_trees(plain, plain=True), **self._draft_trees(others)}
         return [trees.get(request.sequence.id, EMPTY) for request in requests]
 
-    def _grown(self, rows: Sequence[Growth], *, plain: bool = False) -> dict[str, TokenTree]:
-        """Grow the trees of some rows, in slot order, and return them by sequence. `plain`: maybe in one call."""
+    def _draft_trees(self, rows: Sequence[Growth], *, plain: bool = False) -> dict[str, TokenTree]:
+        """Draft the trees of some rows, in slot order, and return them by sequence. `plain`: maybe in one call."""
         if not rows:
             return {}
         texts = [self._unread(row) for row in rows]
         if plain and self.in_one_call.takes(rows, texts):
-            probs, failed = self.in_one_call.draft(rows, texts)
+            probs, failed = self.in_one_call.draft(rows, texts, self.trees)
         elif self.can_draft_in_loop(rows):
             probs, failed = self._draft_in_loop(rows, texts)
         else:
-            probs, failed = self.levels.draft(rows, texts)
+            probs, failed = self.levels.draft(rows, texts, self.trees)
         table = None if probs is None else DraftProbs(between(probs, self.sampler.device), self._judged_ids)
         for row in failed:
             self._give_up(row)
         for row in rows:
             row.note_read()
             row.state.unchecked = False
-        return {
-            row.sequence.id: row.tree(table if row.is_drawn and not self.topk else None, self.source) for row in rows
-        }
+        drawn_from = None if self.trees.most_probable else table
+        return {row.sequence.id: row.tree(drawn_from if row.is_drawn else None, self.source) for row in rows}
 
     def state(self, sequence_id: str) -> DraftState:
         """Return what the draft knows of a sequence. Nothing yet, if it is new."""
@@ -222,7 +211,7 @@ class DraftModel:
     @property
     def _has_free_choice(self) -> bool:
         """True if nothing has to look at each level before the next one is drafted."""
-        return self.levels.rule is None and self.dynamic is None
+        return self.levels.rule is None and self.trees.width is None
 
     @property
     def _keeps_all_levels(self) -> bool:
@@ -235,8 +224,8 @@ class DraftModel:
         widths = self._common_widths(rows)
         count, failed = len(widths), list[Growth]()
         places = [Place(row.sequence) for row in rows]
-        device = self.runner.model.device
-        draws = self.sampler.draws(places, count, self.columns, max(widths), best=self.topk, device=device)
+        device, best = self.runner.model.device, self.trees.most_probable
+        draws = self.sampler.draws(places, count, self.columns, max(widths), best=best, device=device)
         drafts = self.loop.run(texts, widths, draws)
         seen = to_host(torch.cat([drafts.finite, self._likely(drafts), drafts.ids], 1)).tolist()
         for r, (row, found) in enumerate(zip(rows, seen, strict=True)):
@@ -270,15 +259,15 @@ class DraftModel:
         while self._places(shape) > room:  # at the context's end
             shape = shape.shortened(shape.depth - 1)
         own = request.sequence, self.state(request.sequence.id), shape
-        if self.dynamic is not None:
-            return DynamicGrowth(*own, self.dynamic)
+        if self.trees.width is not None:
+            return DynamicGrowth(*own, self.trees.width)
         # The last level's tokens are read by nobody.
         return Growth(*own, guess=request.guess[: shape.depth - 1] if shape.is_spine else ())
 
     def _places(self, shape: TreeShape) -> int:
         """Return the most places behind the text that the draft writes while it grows a tree."""
         below = max(0, shape.depth - 1)
-        return sum(shape.reads[1:]) if self.dynamic is None else self.dynamic * below
+        return sum(shape.reads[1:]) if self.trees.width is None else self.trees.width * below
 
     def _has_room(self, row: Growth) -> bool:
         """Return False at the context's end, where a block's masks have no place."""

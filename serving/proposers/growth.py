@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -13,6 +14,21 @@ from distillspec.serving.base.tree import DRAFT, ROOT, TARGET, DraftProbs, Sibli
 from distillspec.serving.decoding.logits import Place
 from distillspec.serving.proposers.read_texts import DraftState
 from distillspec.serving.proposers.tree_readers import tree_readers
+
+
+class TreePolicy(NamedTuple):
+    """What a draft's trees are made of.
+
+    most_probable: the most probable tokens, in their order, where others would be drawn.
+    width: the most confident nodes (`DynamicGrowth`), with so many children each. None: the nodes of the planned shape.
+        With `most_probable` alone.
+    """
+
+    most_probable: bool = False
+    width: int | None = None
+
+
+PLANNED = TreePolicy()  # drawn tokens in the planned shape
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.continue_rule import ContinueRule, likely
-from distillspec.serving.proposers.growth import Growth
+from distillspec.serving.proposers.growth import Growth, TreePolicy
 
 
 class LevelDrafting:
@@ -29,8 +29,6 @@ class LevelDrafting:
     Args:
         hashed: `hashed_ids` of the draft's columns.
         rule: which nodes' children are drafted behind, None: all that the shapes have.
-        topk: choose the most probable tokens where others would be drawn.
-        scored: rows get log q of their tokens.
         surer_than: draft no level, and none behind it, that the draft expects to be accepted with at most this
             probability, if it predicts any.
     """
@@ -43,14 +41,14 @@ class LevelDrafting:
         hashed: Tensor,
         *,
         rule: ContinueRule | None,
-        topk: bool,
-        scored: bool,
         surer_than: float = 0.0,
     ) -> None:
         self.runner, self.sampler, self.columns, self.hashed = runner, sampler, columns, hashed
-        self.rule, self.topk, self.scored, self.surer_than = rule, topk, scored, surer_than
+        self.rule, self.surer_than = rule, surer_than
 
-    def draft(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
+    def draft(
+        self, rows: Sequence[Growth], texts: Sequence[RowInput], trees: TreePolicy
+    ) -> tuple[Tensor | None, list[Growth]]:
         """Grow all trees.
 
         Args:
@@ -67,7 +65,7 @@ class LevelDrafting:
         while growing:
             if step:
                 self._read(growing, step)
-            table = self._add(growing, step, sum(map(len, tables)), failed)
+            table = self._add(growing, step, sum(map(len, tables)), failed, trees)
             if table is not None:
                 tables.append(table)
             growing, step = [row for row in growing if row.frontier], step + 1
@@ -110,7 +108,9 @@ class LevelDrafting:
         tree = TokenTree.of_parents(tokens, [at[row.parents[node]] for node in nodes])
         return RowInput(row.slot, start, tokens, len(row.frontier), tree, rooted=False)
 
-    def _add(self, rows: Sequence[Growth], step: int, first: int, failed: list[Growth]) -> Tensor | None:
+    def _add(
+        self, rows: Sequence[Growth], step: int, first: int, failed: list[Growth], trees: TreePolicy
+    ) -> Tensor | None:
         """Choose the children of all frontiers. Their distributions, returned, are rows `first` … of the table."""
         nodes = [(row, node) for row in rows for node in row.frontier]
         carried = torch.stack([row.held[node] for row, node in nodes])
@@ -119,11 +119,11 @@ class LevelDrafting:
         siblings = max(max(row.children) for row in rows)
         places = [row.place(node) for row, node in nodes]
         device = self.runner.model.device
-        draws = self.sampler.draws(places, 1, self.columns, siblings, best=self.topk, device=device)
+        draws = self.sampler.draws(places, 1, self.columns, siblings, best=trees.most_probable, device=device)
         choice = choose(logits.float(), draws, 0, self.hashed, siblings)
         seen = to_host(torch.cat([choice.finite[:, None], self.columns.ids(choice.columns)], 1)).tolist()
         goes_on = self.rule.keeps(logits, carried) if self.rule is not None else [True] * len(nodes)
-        scores = self._scores(logits, choice.columns) if self.scored else [[]] * len(nodes)
+        scores = self._scores(logits, choice.columns) if trees.width is not None else [[]] * len(nodes)
         start = 0
         for row in rows:
             own = slice(start, start + len(row.frontier))

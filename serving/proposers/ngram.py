@@ -15,8 +15,8 @@ from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import NGRAM, ROOT, TokenTree
 from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.calibration import Calibration
-from distillspec.serving.proposers.grown import grown_tree
 from distillspec.serving.proposers.ngram_tables import NgramTables
+from distillspec.serving.proposers.tree_of_shape import tree_of_shape
 
 OF_PROMPT = 2048  # tokens of a prompt's end that are learnt from
 LEARN_BATCH = 256  # tokens of a text that are learnt at a time: all of a long prompt would hold a step up
@@ -220,7 +220,7 @@ class Ngram:
         return outlook.behind[drafted]
 
     def _tree(self, sequence: SequenceState, shape: TreeShape) -> TokenTree:
-        return grown_tree(shape, lambda path: list(self._behind(sequence, tuple(path))), sequence.stop_ids, NGRAM)
+        return tree_of_shape(shape, lambda path: list(self._behind(sequence, tuple(path))), sequence.stop_ids, NGRAM)
 
 
 def _group(sequence: SequenceState) -> bool:

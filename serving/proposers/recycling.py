@@ -15,8 +15,8 @@ from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import RECYCLED, TokenTree
 from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.proposers.base import ProposalRequest
-from distillspec.serving.proposers.grown import grown_tree
 from distillspec.serving.proposers.tenant_tables import TenantTables
+from distillspec.serving.proposers.tree_of_shape import tree_of_shape
 
 Table = NDArray[numpy.int32]  # [V, best] most probable tokens in order, −1 where nothing is known
 ONE_TOKEN = 1  # of text, which a proposal follows from: `Option.match`
@@ -79,4 +79,4 @@ class TokenRecycling:
             entries: list[int] = table[path[-1] if path else sequence.tokens[-1]].tolist()
             return [entry for entry in entries if entry >= 0]
 
-        return grown_tree(shape, behind, sequence.stop_ids, RECYCLED)
+        return tree_of_shape(shape, behind, sequence.stop_ids, RECYCLED)

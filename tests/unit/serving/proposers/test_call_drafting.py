@@ -23,6 +23,7 @@ from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.growth import TreePolicy
 
 from ...models.middle_llama import llama
 from ...models.state_drafts import state_draft
@@ -85,7 +86,8 @@ def model_of(draft: LanguageModel, vocab: int, *, in_one_call: bool, topk: bool 
     if draft.state_input is not None:
         states = cache.kept_states(draft.head.weight, 128)
         states.copy_(torch.randn(states.shape, generator=torch.Generator().manual_seed(1)))
-    model = DraftModel(draft, NumberedSampler(vocab, draft.device, 0), cache, prepared=prepared, topk=topk)
+    sampler, trees = NumberedSampler(vocab, draft.device, 0), TreePolicy(most_probable=topk)
+    model = DraftModel(draft, sampler, cache, prepared=prepared, trees=trees)
     model.sampler.read = Counter()  # type: ignore[attr-defined]
     model.can_draft_in_loop = lambda rows: False  # type: ignore[method-assign]
     return model
@@ -246,7 +248,7 @@ def test_what_is_left_to_other_ways(params: SamplingParams, topk: bool, taken: b
     target, draft = draft_of("tokens", torch.float32)
     model = model_of(draft, target.identity.vocab_size, in_one_call=True, topk=topk)
     rows, run = list[int](), model.in_one_call.draft
-    model.in_one_call.draft = lambda own, texts: rows.append(len(own)) or run(own, texts)  # type: ignore[method-assign, func-returns-value]
+    model.in_one_call.draft = lambda own, *others: rows.append(len(own)) or run(own, *others)  # type: ignore[method-assign, func-returns-value]
     found = grown(model, SHAPES["siblings"], [PLAIN, params, GREEDY])
     assert rows == [3 if taken else 2] * 3
     assert all(len(tree) == 6 for tree in found)
