@@ -47,7 +47,7 @@ class BlockRunner(StateRunner):
         return carried
 
     def predicted_acceptance(self, carried: Tensor) -> Tensor | None:
-        return self.model.predicted_acceptance(carried) if self.model.predicts_acceptance else None
+        return self.model.predicted_acceptance(carried) if self.model.has_confidence_head else None
 
     def logits(self, carried: Tensor, position: int = 0, newest: Tensor | None = None) -> Tensor:
         return super().logits(carried[:, position], position, newest)

@@ -137,17 +137,17 @@ def make_prompt_lookup(parts: ProposerParts, longest: int = 4, shortest: int = 2
 
 
 def make_draft_model(parts: ProposerParts) -> DraftModel:
-    """Run the draft, gated by `draft_confidence` where that is above 0: by what it predicts, if it predicts it."""
+    """Run the draft, gated by `draft_confidence` where that is above 0: by its confidence head, or by a rule."""
     assert parts.draft is not None, "the engine checks that there is a draft"
-    threshold, predicts = parts.settings.draft_confidence, parts.draft.predicts_acceptance
+    threshold, has_head = parts.settings.draft_confidence, parts.draft.has_confidence_head
     return DraftModel(
         parts.draft,
         parts.sampler,
         parts.target_cache,
         version=parts.version,
         source=parts.source,
-        rule=_rule(parts.draft, threshold) if threshold > 0 and not predicts else None,
-        surer_than=threshold if predicts else 0.0,
+        rule=_rule(parts.draft, threshold) if threshold > 0 and not has_head else None,
+        least_acceptance=threshold if has_head else 0.0,
         trees=_tree_policy(parts.settings, parts.draft),
         prepared=parts.prepared,
         recorder=parts.recorder,
@@ -181,7 +181,9 @@ def use_trees(proposer: Proposer | None, settings: EngineConfig) -> None:
 
 
 def _rule(draft: LanguageModel, threshold: float) -> ContinueRule:
-    return ConfidenceThreshold(threshold) if draft.stop is None else PredictedAcceptance(draft, draft.stop, threshold)
+    if draft.stop_head is None:
+        return ConfidenceThreshold(threshold)
+    return PredictedAcceptance(draft, draft.stop_head, threshold)
 
 
 def make_lookup_else_model(parts: ProposerParts, longest: int = 4, shortest: int = 2) -> SideBySide:

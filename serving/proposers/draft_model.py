@@ -25,7 +25,7 @@ from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.slot_pool import Prefix
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
 from distillspec.serving.proposers.call_drafting import CallDrafting
-from distillspec.serving.proposers.continue_rule import ContinueRule, likely
+from distillspec.serving.proposers.continue_rule import ContinueRule, accepted_prefix
 from distillspec.serving.proposers.draft_loop import DraftLoop, Drafts
 from distillspec.serving.proposers.growth import PLANNED, DynamicGrowth, Growth, TreePolicy
 from distillspec.serving.proposers.level_drafting import LevelDrafting
@@ -39,7 +39,7 @@ class DraftModel:
 
     Args:
         rule: which rows draft on, token by token.
-        surer_than: drop the first token, and all behind it, that a draft with a confidence head expects to be accepted
+        least_acceptance: drop the first token, and all behind it, whose acceptance a draft's confidence head expects
             with at most this probability. Drawn tokens have no part in it, so verification stays exact.
         trees: what the trees of the next proposals are made of. May be set.
         sampler: on the target's device. The draft may lie on another one. It hands over what tokens were drawn from.
@@ -55,7 +55,7 @@ class DraftModel:
         version: str = "",
         source: str = DRAFT,
         rule: ContinueRule | None = None,
-        surer_than: float = 0.0,
+        least_acceptance: float = 0.0,
         trees: TreePolicy = PLANNED,
         prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
@@ -69,15 +69,9 @@ class DraftModel:
         self.columns = Columns(model.identity.vocab_size, kept_ids)
         self.loop = DraftLoop(self.runner, self.columns, recorder)
         self.levels = LevelDrafting(
-            self.runner,
-            sampler,
-            self.columns,
-            self.loop.hashed,
-            rule=rule,
-            surer_than=surer_than,
+            self.runner, sampler, self.columns, self.loop.hashed, rule=rule, least_acceptance=least_acceptance
         )
         self.in_one_call = CallDrafting(self.runner, sampler)
-        self.surer_than = surer_than
         self.trees = trees
         self._version, self.source = version, source
         self.texts = ReadTexts(self.runner)
@@ -216,7 +210,7 @@ class DraftModel:
     @property
     def _keeps_all_levels(self) -> bool:
         """True if nothing decides how far a row drafts while it drafts."""
-        predicted = self.surer_than > 0 and self.runner.model.predicts_acceptance
+        predicted = self.levels.least_acceptance > 0 and self.runner.model.has_confidence_head
         return self._has_free_choice and not predicted
 
     def _draft_in_loop(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
@@ -227,12 +221,12 @@ class DraftModel:
         device, best = self.runner.model.device, self.trees.most_probable
         draws = self.sampler.draws(places, count, self.columns, max(widths), best=best, device=device)
         drafts = self.loop.run(texts, widths, draws)
-        seen = to_host(torch.cat([drafts.finite, self._likely(drafts), drafts.ids], 1)).tolist()
+        seen = to_host(torch.cat([drafts.finite, self._accepted_prefix(drafts), drafts.ids], 1)).tolist()
         for r, (row, found) in enumerate(zip(rows, seen, strict=True)):
-            sound, likely = sum(found[:count]), sum(found[count : 2 * count])
+            sound, accepted = sum(found[:count]), sum(found[count : 2 * count])
             tokens = iter(found[2 * count :])
             levels = [list(islice(tokens, width)) for width in widths]
-            for level in range(min(sound, likely, row.shape.depth)):
+            for level in range(min(sound, accepted, row.shape.depth)):
                 if row.frontier:
                     row.add([levels[level]], [r * count + level])
             if sound < count:
@@ -247,11 +241,11 @@ class DraftModel:
         widths = tuple(map(max, zip_longest(*(row.shape.widths for row in rows), fillvalue=0)))
         return (max(widths),) * len(widths) if self.loop.records else widths
 
-    def _likely(self, drafts: Drafts) -> Tensor:
+    def _accepted_prefix(self, drafts: Drafts) -> Tensor:
         """Return `[B, count]` bool: False from the first token on that the draft expects to be rejected."""
-        if drafts.predicted is None or self.surer_than == 0:
+        if drafts.predicted is None or self.levels.least_acceptance == 0:
             return torch.ones_like(drafts.finite)
-        return likely(drafts.predicted, self.surer_than)
+        return accepted_prefix(drafts.predicted, self.levels.least_acceptance)
 
     def _row(self, request: ProposalRequest) -> Growth:
         shape = request.trees[0].shape.shortened(self.most)

@@ -19,7 +19,7 @@ from distillspec.serving.decoding.logits import Columns
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.continue_rule import ContinueRule, likely
+from distillspec.serving.proposers.continue_rule import ContinueRule, accepted_prefix
 from distillspec.serving.proposers.growth import Growth, TreePolicy
 
 
@@ -29,7 +29,7 @@ class LevelDrafting:
     Args:
         hashed: `hashed_ids` of the draft's columns.
         rule: which nodes' children are drafted behind, None: all that the shapes have.
-        surer_than: draft no level, and none behind it, that the draft expects to be accepted with at most this
+        least_acceptance: draft no level, and none behind it, that the draft expects to be accepted with at most this
             probability, if it predicts any.
     """
 
@@ -41,10 +41,10 @@ class LevelDrafting:
         hashed: Tensor,
         *,
         rule: ContinueRule | None,
-        surer_than: float = 0.0,
+        least_acceptance: float = 0.0,
     ) -> None:
         self.runner, self.sampler, self.columns, self.hashed = runner, sampler, columns, hashed
-        self.rule, self.surer_than = rule, surer_than
+        self.rule, self.least_acceptance = rule, least_acceptance
 
     def draft(
         self, rows: Sequence[Growth], texts: Sequence[RowInput], trees: TreePolicy
@@ -77,10 +77,10 @@ class LevelDrafting:
         carried = self.runner.begin(self.runner.prepare(texts, count), count)
         for row, end in zip(rows, accumulate(1 + len(row.guess) for row in rows), strict=True):
             row.held[ROOT], *row.ahead = carried[end - 1 - len(row.guess) : end]
-        predicted = self.runner.predicted_acceptance(carried) if self.surer_than > 0 else None
+        predicted = self.runner.predicted_acceptance(carried) if self.least_acceptance > 0 else None
         if predicted is not None:
-            sure = to_host(likely(predicted, self.surer_than).sum(1)).tolist()
-            for row, levels in zip(rows, sure, strict=True):
+            accepted = to_host(accepted_prefix(predicted, self.least_acceptance).sum(1)).tolist()
+            for row, levels in zip(rows, accepted, strict=True):
                 row.shape = row.shape.shortened(levels)
 
     def _read(self, rows: Sequence[Growth], step: int) -> None:

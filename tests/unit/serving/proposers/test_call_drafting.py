@@ -254,12 +254,12 @@ def test_what_is_left_to_other_ways(params: SamplingParams, topk: bool, taken: b
     assert all(len(tree) == 6 for tree in found)
 
 
-@pytest.mark.parametrize(("surer_than", "taken"), [(0.0, True), (1e-9, False)])
-def test_levels_that_may_be_left_out_are_left_to_other_ways(surer_than: float, taken: bool) -> None:
+@pytest.mark.parametrize(("least_acceptance", "taken"), [(0.0, True), (1e-9, False)])
+def test_levels_that_may_be_left_out_are_left_to_other_ways(least_acceptance: float, taken: bool) -> None:
     target = llama(torch.float32)
     draft = state_draft("confident block", target)
     model = model_of(draft, target.identity.vocab_size, in_one_call=True)
-    model.surer_than = model.levels.surer_than = surer_than
+    model.levels.least_acceptance = least_acceptance
     calls = counted(model)
     grown(model, SHAPES["siblings"], [GREEDY] * 3)
     assert len(calls) == (3 if taken else 0)
