@@ -17,7 +17,7 @@ from distillspec.serving.selection.accepting import domain_place, features, move
 from distillspec.serving.selection.answer import Answer
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of, members_of
 from distillspec.serving.selection.batch import NONE, Batch
-from distillspec.serving.selection.dominance import SURE, Dominance, kind_of
+from distillspec.serving.selection.dominance import SURE_DEVIATIONS, Dominance, kind_of
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 from distillspec.serving.selection.free_share import FreeShare
 from distillspec.serving.selection.hope import LASTING, Hope
@@ -128,7 +128,7 @@ class GoodputSelection(SelectionState):
         self._reviewed_at = self.steps - LEARN_EVERY
         for answer in self._answers.values():
             answer.prospect = None
-        self._hope.fell(source, self._acceptance.usual(source))
+        self._hope.collapsed(source, self._acceptance.usual(source))
 
     def draft_changed(self, change: DraftChange) -> None:
         source = change.source
@@ -196,7 +196,7 @@ class GoodputSelection(SelectionState):
         answer.prospect = (names, self._prospects.alone), prospects[0]
         best = max(able, key=lambda place: rates[place])
         careful = [
-            sigmoid(log_odds + (-SURE if place == best else SURE) * deviation)
+            sigmoid(log_odds + (-SURE_DEVIATIONS if place == best else SURE_DEVIATIONS) * deviation)
             for place, (log_odds, deviation) in enumerate(found)
         ]
         doubted = self._prospects.batch([*beside, self._prospects.of(row, names, careful)], names)

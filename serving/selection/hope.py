@@ -25,32 +25,32 @@ class Hope:
         self.chance = 0.0
         self.lasting = lasting
         self._since = 0  # answers begun since a draft collapsed
-        self._fallen = set[str]()
+        self._collapsed = set[str]()
         self._begun = Counter[Hashable]()
         self._tried = Counter[tuple[str, Hashable]]()  # tokens
 
     def tries(self, source: str, kind: Hashable) -> bool:
         """Return True for a draft that is hoped for where requests are of this kind."""
-        hopes = self._begun[kind] < self.lasting and source not in self._fallen
+        hopes = self._begun[kind] < self.lasting and source not in self._collapsed
         return hopes and self._tried[source, kind] < ENOUGH
 
-    def fell(self, source: str, chance: float) -> None:
+    def collapsed(self, source: str, chance: float) -> None:
         """Hope for all drafts but this one, which has collapsed, and but those that were tried since another had.
 
         Args:
             chance: P(a token of it was accepted).
         """
         if not self.chance:
-            self._fallen.clear()
+            self._collapsed.clear()
             self._tried.clear()
         self._begun.clear()
-        self._fallen.add(source)
+        self._collapsed.add(source)
         self.chance, self._since = chance if self.lasting else 0.0, 0
 
     def changed(self, source: str) -> None:
         """Hope for a draft that is another now."""
         self._begun.clear()
-        self._fallen.discard(source)
+        self._collapsed.discard(source)
         self._tried = Counter({key: tried for key, tried in self._tried.items() if key[0] != source})
 
     def begun(self, kind: Hashable) -> None:

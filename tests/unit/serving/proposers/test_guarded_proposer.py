@@ -14,7 +14,7 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.shape import chain_of
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
-from distillspec.serving.proposers.draft_collapse import JUDGED, DraftCollapse
+from distillspec.serving.proposers.draft_collapse import JUDGED_TOKENS, DraftCollapse
 from distillspec.serving.proposers.guarded_proposer import ASIDE, GuardedProposer
 
 
@@ -119,7 +119,7 @@ def test_a_draft_that_collapses_is_set_aside_and_comes_back_after_better_tokens(
 ) -> None:
     guarded = GuardedProposer(cast(Proposer, Spoilt()), "half", ["half"], DraftCollapse(0.4))
     with caplog.at_level(logging.WARNING):
-        for _ in range(JUDGED - 1):
+        for _ in range(JUDGED_TOKENS - 1):
             guarded.judge(False)
         assert guarded.healthy
         guarded.judge(False)
@@ -129,7 +129,7 @@ def test_a_draft_that_collapses_is_set_aside_and_comes_back_after_better_tokens(
     for _ in range(ASIDE):
         guarded.step()
     assert not guarded.paused
-    for _ in range(JUDGED):
+    for _ in range(JUDGED_TOKENS):
         assert not guarded.healthy
         guarded.judge(True)
     assert guarded.healthy
@@ -138,13 +138,13 @@ def test_a_draft_that_collapses_is_set_aside_and_comes_back_after_better_tokens(
 def test_one_that_a_selection_leaves_by_itself_is_unhealthy_and_does_not_rest(caplog: pytest.LogCaptureFixture) -> None:
     guarded = GuardedProposer(cast(Proposer, Spoilt()), "half", ["half"], DraftCollapse(0.4), rests=False)
     with caplog.at_level(logging.WARNING):
-        for _ in range(3 * JUDGED):
+        for _ in range(3 * JUDGED_TOKENS):
             guarded.judge(False)
             assert not guarded.paused
     assert not guarded.healthy
     (line,) = [record.getMessage() for record in caplog.records]
     assert "left to the selection: half failed (0.0% of its tokens were accepted, 40% before)" in line
-    for _ in range(JUDGED):
+    for _ in range(JUDGED_TOKENS):
         assert not guarded.healthy
         guarded.judge(True)
     assert guarded.healthy
@@ -152,6 +152,6 @@ def test_one_that_a_selection_leaves_by_itself_is_unhealthy_and_does_not_rest(ca
 
 def test_what_is_not_watched_is_not_judged() -> None:
     guarded = GuardedProposer(cast(Proposer, Spoilt()), "half", ["half"])
-    for _ in range(JUDGED):
+    for _ in range(JUDGED_TOKENS):
         guarded.judge(False)
     assert guarded.healthy

@@ -17,7 +17,7 @@ from distillspec.serving.base.rows import BatchView
 from distillspec.serving.base.shape import PlannedTree, TreeShape, chain_of
 from distillspec.serving.base.tree import LOOKUP, NGRAM, SUFFIX, TokenTree, merged
 from distillspec.serving.proposers.base import ProposalRequest, Proposer
-from distillspec.serving.proposers.draft_collapse import JUDGED
+from distillspec.serving.proposers.draft_collapse import JUDGED_TOKENS
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.ngram import Ngram
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
@@ -158,14 +158,14 @@ def test_a_draft_is_judged_by_its_first_tokens_that_were_tried(rests: bool) -> N
     sequence = SequenceState("s", Request("s", (5, 6), GREEDY), 0, 0, [5, 6], frozenset(), 64, slot=0)
     behind = merged([TokenTree.chain((9,), source=NGRAM), TokenTree.chain((5, 6), source="a")])
     ngrams, own = (group.nodes[0] for group in behind.groups_at(-1))
-    for _ in range(2 * JUDGED):
+    for _ in range(2 * JUDGED_TOKENS):
         pair.committed(sequence, behind, (ngrams,))
         pair.committed(sequence, TokenTree.chain((5,), source="b"), (0,))
-    for _ in range(JUDGED):
+    for _ in range(JUDGED_TOKENS):
         assert dict(pair.healthy) == {"a": True, "b": True}
         pair.committed(sequence, behind, ())
     assert dict(pair.healthy) == {"a": False, "b": True}
-    for _ in range(JUDGED):
+    for _ in range(JUDGED_TOKENS):
         pair.committed(sequence, behind, (own,))
     assert dict(pair.healthy) == {"a": not rests, "b": True}
 

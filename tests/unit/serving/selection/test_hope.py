@@ -46,7 +46,7 @@ def test_answers_of_a_kind_end_it_for_all_drafts() -> None:
 def test_all_but_the_one_that_collapsed_are_hoped_to_be_as_good() -> None:
     found = known()
     assert hoped(found) == ""
-    found.fell("a", USUAL)
+    found.collapsed("a", USUAL)
     assert (hoped(found), hoped(found, SQL), found.chance) == ("bc", "bc", USUAL)
     found.saw("b", MATHS, ENOUGH)
     assert (hoped(found), hoped(found, SQL)) == ("c", "bc")
@@ -56,24 +56,24 @@ def test_all_but_the_one_that_collapsed_are_hoped_to_be_as_good() -> None:
 
 def test_a_second_collapse_does_not_let_drafts_be_tried_twice() -> None:
     found = known()
-    found.fell("a", USUAL)
+    found.collapsed("a", USUAL)
     found.saw("b", MATHS, ENOUGH)
-    found.fell("b", 0.6)
+    found.collapsed("b", 0.6)
     assert (hoped(found), hoped(found, SQL), found.chance) == ("c", "c", 0.6)
 
 
 def test_a_later_one_lets_all_others_be_tried() -> None:
     found = known()
-    found.fell("a", USUAL)
+    found.collapsed("a", USUAL)
     found.saw("b", MATHS, ENOUGH)
     end(found)
-    found.fell("b", 0.6)
+    found.collapsed("b", 0.6)
     assert hoped(found) == "ac"
 
 
 def test_one_that_is_another_now_is_hoped_for_and_not_to_be_as_good_as_an_old_one() -> None:
     found = known()
-    found.fell("a", USUAL)
+    found.collapsed("a", USUAL)
     for source in "bc":
         found.saw(source, MATHS, ENOUGH)
     end(found)
@@ -85,6 +85,6 @@ def test_one_that_is_another_now_is_hoped_for_and_not_to_be_as_good_as_an_old_on
 
 def test_without_trials_there_is_never_hope() -> None:
     found = Hope(0)
-    found.fell("a", USUAL)
+    found.collapsed("a", USUAL)
     found.changed("b")
     assert (hoped(found), found.chance) == ("", 0.0)

@@ -134,7 +134,7 @@ def test_drafts_without_trials_of_an_answer_may_be_hoped_for() -> None:
     hoped = prospects.hoped(view, NAMES, answer).tokens[:, 0]
     assert hoped[0] == expected[0], "what it has tried it knows"
     assert 0.6 < hoped[1] < 0.8, "as it may be"
-    hope.fell("a", 0.9)
+    hope.collapsed("a", 0.9)
     answer.prospect = None
     assert prospects.hoped(view, NAMES, answer).tokens[1, 0] == pytest.approx(0.9)
     hope.saw("b", answer.kind, ENOUGH)
