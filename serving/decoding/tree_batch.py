@@ -11,7 +11,8 @@ from torch import Tensor
 from distillspec.serving.base.transfer import to_device
 from distillspec.serving.base.tree import DraftProbs, TokenTree
 
-NONE = -1
+NO_NODE = -1  # in place of a node, or of its row
+NO_TOKEN = -1
 
 
 class TreeBatch:
@@ -103,7 +104,7 @@ class _Plan:
                     place = places.setdefault(id(group.drawn_from), len(places))
                     if place == len(self.tables):
                         self.tables.append(group.drawn_from)
-                        self._drawn.append([NONE] * rows)
+                        self._drawn.append([NO_NODE] * rows)
                     for node in nodes:
                         self._drawn[place][node] = group.row
         batch.child_count[:] = map(len, self._children)
@@ -112,7 +113,7 @@ class _Plan:
     def columns(self) -> list[list[int]]:
         """Return tokens, children by rank, elder siblings by place, and rows in each table, `[N]` each."""
         ranks, elder = range(self.widest), self._elder
-        children = [[own[rank] if rank < len(own) else NONE for own in self._children] for rank in ranks]
+        children = [[own[rank] if rank < len(own) else NO_NODE for own in self._children] for rank in ranks]
         nodes = range(len(self._tokens))
-        older = [[elder[n][place] if place < len(elder.get(n, ())) else NONE for n in nodes] for place in ranks[:-1]]
+        older = [[elder[n][place] if place < len(elder.get(n, ())) else NO_NODE for n in nodes] for place in ranks[:-1]]
         return [self._tokens, *children, *older, *self._drawn]

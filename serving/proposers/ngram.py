@@ -20,7 +20,7 @@ from distillspec.serving.proposers.tree_of_shape import tree_of_shape
 
 OF_PROMPT = 2048  # tokens of a prompt's end that are learnt from
 LEARN_BATCH = 256  # tokens of a text that are learnt at a time: all of a long prompt would hold a step up
-SURE = 10  # steps of confidence whose acceptance is told apart, where nodes are not planned one by one
+CONFIDENCE_STEPS = 10  # whose acceptance is told apart, where nodes are not planned one by one
 MOST_NODES = 12  # of a row's tree
 ALL_NODES = 128  # of all rows together: growing a node takes microseconds
 LEAST_CHANCE = 0.03  # of a node that is named
@@ -30,7 +30,7 @@ LEAST_CHANCE = 0.03  # of a node that is named
 NAMED_BELOW, NAMED_STEP, NAMED_MORE = 0.7, 0.2, 0.9
 IDLE_AFTER, IDLE_EVERY, IDLE_EVERY_OF_FEW = 64, 61, 17
 
-NONE = (Option(0, False, source=NGRAM),)
+NO_NGRAMS = (Option(0, False, source=NGRAM),)
 
 Path = tuple[int, ...]  # drafted tokens
 
@@ -104,13 +104,13 @@ class Ngram:
         self._idle += 1
         every = IDLE_EVERY_OF_FEW if self._serves_few else IDLE_EVERY
         if self._idle > IDLE_AFTER and self._idle % every:
-            return NONE
+            return NO_NGRAMS
         self.tables.serve(len(self._outlooks))
         self._learn(sequence)
         self._follow(sequence.id, 0)
         best = max(self._behind(sequence, ()).values(), default=0.0)
         likely = self._likely(sequence)
-        most, sure = ANY if best else 0, 1 + int(best * SURE)
+        most, sure = ANY if best else 0, 1 + int(best * CONFIDENCE_STEPS)
         return (Option(most, False, sure, source=NGRAM, wide=True, likely=likely),)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:

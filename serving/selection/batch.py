@@ -18,10 +18,10 @@ from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import Floats
 
 Bools = NDArray[numpy.bool_]
-NONE = -1  # place of a row without a draft
-BETTER = 1.03  # times the tokens of a row that a change must bring for each row that it moves
-NOTHING = -1e9  # tokens that a draft is worth that may not draft
-TYPICAL = 2  # tokens of a row over which the cost of verifying one is taken
+NO_DRAFT = -1  # in place of the place of a row's draft
+BETTER = 1.03  # times the tokens of a row: what a change must bring for each row that it moves
+UNABLE_WORTH = -1e9  # tokens, of a draft that may not draft
+TYPICAL_TOKENS = 2  # of a row, over which the cost of verifying one is taken
 
 
 class Prospect(NamedTuple):
@@ -80,7 +80,7 @@ class Batch:
     @cached_property
     def node_s(self) -> float:
         """Seconds that a drafted token adds to the target's pass."""
-        return self._verifying_s(TYPICAL * len(self.left)) / (TYPICAL * len(self.left))
+        return self._verifying_s(TYPICAL_TOKENS * len(self.left)) / (TYPICAL_TOKENS * len(self.left))
 
     def rate(self, own: Ints, price: float | None = None, believed: Batch | None = None) -> float:
         """Return the tokens a second, if each row has the draft of this place `[n]`.
@@ -92,7 +92,7 @@ class Batch:
         if price is None:
             return self.rate(own, self.rate(own, len(self.left) / self.plain_s))
         tokens, seconds, nodes = float(len(own)), self.plain_s, 0.0
-        for place in numpy.unique(own[own != NONE]).tolist():
+        for place in numpy.unique(own[own != NO_DRAFT]).tolist():
             rows = (own == place) & self.able[:, place]
             if not rows.any() or place == self.free:
                 continue
@@ -123,7 +123,7 @@ class Batch:
             movable: `[n]` bool, rows that may get others.
         """
         price = self.rate(own)
-        worth, used = self._worth(price), frozenset(own[own != NONE].tolist())
+        worth, used = self._worth(price), frozenset(own[own != NO_DRAFT].tolist())
         kept = self._within(used, own, movable, worth)
         kept_rate, found, found_rate = self.rate(kept, price), kept, 0.0
         for drafts in self._sets(used):
@@ -147,7 +147,7 @@ class Batch:
         best = places[worth[:, places].argmax(1)]
         rows = numpy.arange(len(own))
         there = numpy.isin(own, places)
-        gains = worth[rows, best] - numpy.where(there, worth[rows, own], NOTHING)
+        gains = worth[rows, best] - numpy.where(there, worth[rows, own], UNABLE_WORTH)
         least = (BETTER - 1) * (1 + numpy.maximum(0.0, worth[rows, best]))
         moves = movable & self.able[rows, best] & (gains > least)
         return numpy.where(moves, best, own)
@@ -172,7 +172,7 @@ class Batch:
         worth = found.max(2) - price * reading_s
         if self.free is not None:
             worth[:, self.free] = 0.0
-        return numpy.where(self.able, worth, NOTHING)
+        return numpy.where(self.able, worth, UNABLE_WORTH)
 
     def _verifying_s(self, nodes: float) -> float:
         """Return the seconds that drafted tokens add to the target's pass."""

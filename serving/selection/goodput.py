@@ -16,7 +16,7 @@ from distillspec.serving.costs.drafted import Ints
 from distillspec.serving.selection.accepting import domain_place, features, moved, of_domain, sigmoid
 from distillspec.serving.selection.answer import Answer
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of, members_of
-from distillspec.serving.selection.batch import NONE, Batch
+from distillspec.serving.selection.batch import NO_DRAFT, Batch
 from distillspec.serving.selection.dominance import SURE_DEVIATIONS, Dominance, kind_of
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 from distillspec.serving.selection.free_share import FreeShare
@@ -179,7 +179,7 @@ class GoodputSelection(SelectionState):
         self._hope.begun(domain_place(row))
         others = [other for other in rows if other is not row and other.sequence_id in self._answers]
         beside = [self._prospects.hoped(other, names, self._answers[other.sequence_id]) for other in others]
-        own = numpy.append(self._places(others, names), NONE)
+        own = numpy.append(self._places(others, names), NO_DRAFT)
         prospects = [self._prospects.of(row, names, each) for each in (mean, drawn)]
         expected, hoped = (self._prospects.batch([*beside, each], names) for each in prospects)
         price = expected.rate(own)
@@ -235,7 +235,7 @@ class GoodputSelection(SelectionState):
         pairs, own = list(zip(running, answers, strict=True)), self._places(running, names)
         batch = self._prospects.batch([self._prospects.hoped(row, names, answer) for row, answer in pairs], names)
         best = batch.best(own, numpy.array(settled))
-        drafts = [None if draft == NONE else names[draft] for draft in best.tolist()]
+        drafts = [None if draft == NO_DRAFT else names[draft] for draft in best.tolist()]
         for answer, draft, may_move in zip(answers, drafts, settled, strict=True):
             if may_move:
                 answer.loss, answer.later, answer.coming = 0.0, 0.0, None
@@ -297,4 +297,4 @@ class GoodputSelection(SelectionState):
         """Return the place of each row's draft among the names, the one that is coming where there is one."""
         answers = [self._answers.get(row.sequence_id) for row in rows]
         drafts = [None if answer is None else self._arm(answer.coming or answer.draft) for answer in answers]
-        return numpy.array([NONE if draft not in names else names.index(draft) for draft in drafts], dtype=int)
+        return numpy.array([NO_DRAFT if draft not in names else names.index(draft) for draft in drafts], dtype=int)

@@ -13,7 +13,7 @@ from distillspec.serving.costs.table import Floats
 from distillspec.serving.selection.accepting import sigmoid
 from distillspec.serving.selection.answer import Answer
 from distillspec.serving.selection.base import SelectionParts, drafts_of
-from distillspec.serving.selection.batch import TYPICAL, Batch, Prospect
+from distillspec.serving.selection.batch import TYPICAL_TOKENS, Batch, Prospect
 from distillspec.serving.selection.estimate import DraftsAcceptance
 from distillspec.serving.selection.free_share import FreeShare
 from distillspec.serving.selection.hope import Hope
@@ -135,6 +135,6 @@ class Prospects:
         """Return what a node must bring: at first at the tokens a second of one row without drafts."""
         if self._least is None:
             table = self.parts.latency().target
-            node_s = (table.seconds(0, 1 + TYPICAL) - table.seconds(0, 1)) / TYPICAL
+            node_s = (table.seconds(0, 1 + TYPICAL_TOKENS) - table.seconds(0, 1)) / TYPICAL_TOKENS
             self._least = node_s / table.seconds(0, 1, 1)
         return self._least

@@ -16,7 +16,7 @@ from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.known import KnownTrees
 from distillspec.serving.selection.accepting import features
 from distillspec.serving.selection.answer import Answer
-from distillspec.serving.selection.batch import NONE, Prospect
+from distillspec.serving.selection.batch import NO_DRAFT, Prospect
 from distillspec.serving.selection.by_name import with_selection
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 from distillspec.serving.selection.free_share import FreeShare
@@ -120,7 +120,7 @@ def test_siblings_make_up_for_what_a_cheap_draft_misses(trees: KnownTrees | None
     prospects = made(trees)
     own = prospects.of(wide(names=names), names, [0.25, 0.75])
     batch = prospects.batch([own], names)
-    rates = batch.rates(numpy.array([NONE]), 0, batch.rate(numpy.array([NONE])))
+    rates = batch.rates(numpy.array([NO_DRAFT]), 0, batch.rate(numpy.array([NO_DRAFT])))
     assert names[rates.index(max(rates))] == best
 
 
