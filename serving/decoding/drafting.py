@@ -19,7 +19,7 @@ from distillspec.serving.decoding.logits import Columns, Place, needs_transform,
 from distillspec.serving.decoding.noise import exponentials, key_tensor, noise_key
 
 PREFIX = 64
-NO_COLUMN = -1  # no column
+NO_COLUMN = -1
 COLDEST = 1e-6  # temperatures below it are it
 
 

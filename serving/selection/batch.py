@@ -18,7 +18,7 @@ from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import Floats
 
 Bools = NDArray[numpy.bool_]
-NO_DRAFT = -1  # in place of the place of a row's draft
+NO_DRAFT = -1  # place of a row without a draft
 BETTER = 1.03  # times the tokens of a row: what a change must bring for each row that it moves
 UNABLE_WORTH = -1e9  # tokens, of a draft that may not draft
 TYPICAL_TOKENS = 2  # of a row, over which the cost of verifying one is taken

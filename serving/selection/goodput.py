@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random
 
 import numpy
 
@@ -13,12 +12,13 @@ from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult, decoding_rows
 from distillspec.serving.base.rows import RowView
 from distillspec.serving.costs.drafted import Ints
-from distillspec.serving.selection.accepting import domain_place, features, moved, of_domain, sigmoid
+from distillspec.serving.selection.accepting import domain_place, features, moved, of_domain
 from distillspec.serving.selection.answer import Answer
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of, members_of
 from distillspec.serving.selection.batch import NO_DRAFT, Batch
-from distillspec.serving.selection.dominance import SURE_DEVIATIONS, Dominance, kind_of
+from distillspec.serving.selection.dominance import Dominance, kind_of
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
+from distillspec.serving.selection.first_draft import FirstDrafts
 from distillspec.serving.selection.free_share import FreeShare
 from distillspec.serving.selection.hope import LASTING, Hope
 from distillspec.serving.selection.losses import Losses
@@ -53,6 +53,7 @@ class GoodputSelection(SelectionState):
         self._share, self.losses = FreeShare(parts.free), Losses(0.0)
         self._hope = Hope(LASTING if tries else 0)
         self._prospects = Prospects(parts, self._acceptance, self._share, self._hope)
+        self._first = FirstDrafts(parts, self._acceptance, self._hope, self._prospects)
         self._answers: dict[str, Answer] = {}
         self._reviewed_at, self._reviewed = 0, 0  # the step, and its rows
         self._dominance, self._surprises = Dominance(), 0
@@ -169,45 +170,29 @@ class GoodputSelection(SelectionState):
     def _begun(self, row: RowView, rows: Sequence[RowView]) -> Answer:
         """Return a new answer with its first draft, drawn by what its drafts may be worth beside the others'."""
         self.draws += 1
-        known, names, draws = features(row), self._names(rows), Random(f"{self.parts.seed}/{row.sequence_id}")
-        found = [self._acceptance.log_odds(name, known) for name in names]
-        mean = [sigmoid(log_odds) for log_odds, _ in found]
-        drawn = [sigmoid(log_odds + draws.gauss(0, 1) * deviation) for log_odds, deviation in found]
-        hoped_for = [name not in self.free and self._hope.tries(name, domain_place(row)) for name in names]
-        least = [self._hope.chance * is_hoped for is_hoped in hoped_for]
-        drawn = list(map(max, drawn, least)) if self.tries else mean
-        self._hope.begun(domain_place(row))
+        names, known, kind = self._names(rows), features(row), domain_place(row)
+        chances = self._first.drawn_chances(row, names, known)
+        self._hope.begun(kind)
         others = [other for other in rows if other is not row and other.sequence_id in self._answers]
         beside = [self._prospects.hoped(other, names, self._answers[other.sequence_id]) for other in others]
-        own = numpy.append(self._places(others, names), NO_DRAFT)
-        prospects = [self._prospects.of(row, names, each) for each in (mean, drawn)]
-        expected, hoped = (self._prospects.batch([*beside, each], names) for each in prospects)
-        price = expected.rate(own)
-        rates, hopes = (batch.rates(own, len(others), price) for batch in (expected, hoped))
         able = [names.index(self._arm(name)) for name in members_of(row, self.free)]
         able.sort(key=lambda place: names[place] not in self.free)  # first, where no draft is worth more than nothing
-        chosen = max(able, key=lambda place: hopes[place])
-        own[-1] = chosen
-        rate = expected.rate(own, price, hoped) if any(least) else rates[chosen]
-        lost = len(own) * (max([rates[place] for place in able]) / rate - 1)
+        first = self._first.best_for_all_rows(row, names, able, (beside, self._places(others, names)), chances)
+        draft, mean, drawn = names[first.chosen], chances.mean[first.chosen], chances.drawn[first.chosen]
         # A trial is believed in: by what is expected of the draft, a controller might let it draft nothing.
-        belief = None if names[chosen] in self.free else max(mean[chosen], drawn[chosen]) if lost else mean[chosen]
-        answer = Answer(names[chosen], row.context_tokens, known, belief, domain_place(row), lost)
-        answer.prospect = (names, self._prospects.alone), prospects[0]
-        best = max(able, key=lambda place: rates[place])
-        careful = [
-            sigmoid(log_odds + (-SURE_DEVIATIONS if place == best else SURE_DEVIATIONS) * deviation)
-            for place, (log_odds, deviation) in enumerate(found)
-        ]
-        doubted = self._prospects.batch([*beside, self._prospects.of(row, names, careful)], names)
-        worst = doubted.rates(own, len(others), price)
-        known_best = names[best] not in self.free and not any(hoped_for)
-        if known_best and chosen == best == max(able, key=lambda place: worst[place]):
-            chance = self._acceptance.chance(names[best], of_domain(row))
-            self._dominance.is_certain(kind_of(row, rows), names[best], chance)
-        else:
-            self._dominance.doubted()
+        belief = None if draft in self.free else max(mean, drawn) if first.lost else mean
+        answer = Answer(draft, row.context_tokens, known, belief, kind, first.lost)
+        answer.prospect = (names, self._prospects.alone), first.prospect
+        known_best = names[first.best] not in self.free and not any(chances.hoped_for)
+        self._note_dominance(row, rows, names[first.best] if known_best and first.is_certain else None)
         return answer
+
+    def _note_dominance(self, row: RowView, rows: Sequence[RowView], best: str | None) -> None:
+        """Count an answer whose draft is the best for certain. None: another one may be better for it."""
+        if best is None:
+            self._dominance.doubted()
+        else:
+            self._dominance.is_certain(kind_of(row, rows), best, self._acceptance.chance(best, of_domain(row)))
 
     def _is_due(self, rows: Sequence[RowView]) -> bool:
         """Return True if drafts are to be reviewed: some steps have passed, or rows that shared a draft have left."""
@@ -250,7 +235,7 @@ class GoodputSelection(SelectionState):
     def _try(
         self, rows: Sequence[tuple[RowView, Answer]], names: Sequence[str], own: Ints, best: Ints, hoped: Batch
     ) -> None:
-        """Believe in drafts that are hoped for, where rows have them or come to them.
+        """Use the optimistic acceptance of untried drafts for rows that have them or switch to them.
 
         Args:
             own, best: places of the rows' drafts so far, and from now on.
