@@ -45,7 +45,7 @@ class ByRequest(SelectionState, ABC):
 
     def observe(self, result: StepResult, chosen: Choices) -> None:
         self.learn(result, chosen)
-        if (alive := self.passed(result)) is not None:
+        if (alive := self.rows_to_keep(result)) is not None:
             self.keep_only(alive)
 
     def draft_changed(self, change: DraftChange) -> None:

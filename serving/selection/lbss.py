@@ -95,7 +95,7 @@ class Lbss(SelectionState):
         self._slot += 1
         if self._slot >= self.chunks * self.chunk + 2**self.epoch:
             self.epoch, self._slot, self._matched = self.epoch + 1, 0, {}
-        if (alive := self.passed(result)) is not None:
+        if (alive := self.rows_to_keep(result)) is not None:
             self._rewards.keep_only([ALL, *alive])
 
     def draft_changed(self, change: DraftChange) -> None:

@@ -81,13 +81,11 @@ class LossMeter:
 def _shared(found: Sequence[Reward], on_trial: Collection[str]) -> dict[str, Shared]:
     by_draft = dict[str, Shared]()
     for row, source, tokens, _, nodes in found:
-        own = by_draft.get(source)
-        if own is None:
-            own = by_draft[source] = Shared()
-        own.rows += 1
-        own.usual += row not in on_trial
-        own.tokens += tokens
-        own.nodes += nodes
+        shared = by_draft.setdefault(source, Shared())
+        shared.rows += 1
+        shared.usual += row not in on_trial
+        shared.tokens += tokens
+        shared.nodes += nodes
     return by_draft
 
 

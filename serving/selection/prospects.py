@@ -66,31 +66,31 @@ class Prospects:
             self._fill(found[:, place], option, chances[place])
             able[place], reading_s[place] = True, latency.reading_s(option.unread_tokens, option.source)
         left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
-        share = self._share.of(row, *((0, 0) if answer is None else (answer.steps, answer.free)))
+        share = self._share.of(row, *((0, 0) if answer is None else (answer.steps, answer.free_steps)))
         shapes = found[1:] if self.alone and any(self._trees.values()) else None
         return Prospect(found[TOKENS], able, reading_s, left, row.context_tokens, 1.0 - share, shapes)
 
     def expected(self, row: RowView, names: Sequence[str], answer: Answer) -> Prospect:
         """Return what drafts are expected to bring an answer, by its own trials too."""
-        return self.of(row, names, self._acceptance.chances(answer.known, answer.own, names), answer)
+        return self.of(row, names, self._acceptance.chances(answer.features, answer.learnt, names), answer)
 
     def hoped(self, row: RowView, names: Sequence[str], answer: Answer) -> Prospect:
         """Return the same with what is hoped for, as it was known at the answer's last review."""
         if answer.prospect is None or answer.prospect[0] != (names, self.alone):
-            chances = self._acceptance.chances(answer.known, answer.own, names)
+            chances = self._acceptance.chances(answer.features, answer.learnt, names)
             hoped = [self.hope_of(name, answer, chance) for name, chance in zip(names, chances, strict=True)]
             answer.prospect = (names, self.alone), self.of(row, names, hoped, answer)
         return answer.prospect[1]
 
     def is_hoped(self, source: str, answer: Answer) -> bool:
         """Return True for a draft that is hoped for, and was not tried for the answer."""
-        return source not in answer.own and source not in self.parts.free and self._hope.tries(source, answer.kind)
+        return source not in answer.learnt and source not in self.parts.free and self._hope.tries(source, answer.kind)
 
     def hope_of(self, source: str, answer: Answer, chance: float) -> float:
         """Return P(a token of a draft is accepted) that is hoped for, where it is expected to be `chance`."""
         if not self.is_hoped(source, answer):
             return chance
-        log_odds, deviation = self._acceptance.log_odds(source, answer.known)
+        log_odds, deviation = self._acceptance.log_odds(source, answer.features)
         return max(chance, self._hope.chance, sigmoid(log_odds + HOPED * deviation))
 
     def batch(self, rows: Sequence[Prospect], names: Sequence[str]) -> Batch:
@@ -100,10 +100,10 @@ class Prospects:
         free = next((place for place, name in enumerate(names) if name in self.parts.free), None)
         return Batch(rows, costs, latency, self.parts.fixed_length, free)
 
-    def priced(self, batch: Batch, own: Ints) -> None:
-        """Take what a node must bring from a batch whose rows have the drafts `own [n]`. Trees are grown anew."""
+    def priced(self, batch: Batch, row_drafts: Ints) -> None:
+        """Take what a node must bring from a batch whose rows have `row_drafts [n]`. Trees are grown anew."""
         if any(self._trees.values()):
-            self._least = batch.rate(own) * batch.node_s
+            self._least = batch.rate(row_drafts) * batch.node_s
         self._trees.clear()
 
     def changed(self, change: DraftChange) -> None:
@@ -119,9 +119,10 @@ class Prospects:
             survival[option.limit :] = 0.0
             found[TOKENS] = survival.cumsum()
             return
-        own = trees.at(chance)
-        found[:, : own.shape[1]] = own
-        last = min(option.limit, own.shape[1])
+        gains = trees.at(chance)
+        levels = gains.shape[1]
+        found[:, :levels] = gains
+        last = min(option.limit, levels)
         found[:, last:] = found[:, last - 1 : last]
 
     def _trees_of(self, source: str) -> TreeGains | None:

@@ -115,7 +115,7 @@ class SelectingController(WrappedController):
         room_s = SPARE * latency.target.seconds(sum([row.context_tokens for row in view.rows]), len(view.rows))
         for row in view.rows:
             source = coming.get(row.sequence_id)
-            option = next((own for own in drafts_of(row) if own.source == source), None)
+            option = next((option for option in drafts_of(row) if option.source == source), None)
             if source is None or option is None or option.unread_tokens <= ALONG:
                 continue
             reading_s = latency.of_draft(False, source).draft
@@ -153,7 +153,7 @@ class SelectingController(WrappedController):
         for source, seconds in result.drafted_s.items():
             figures.seconds[source] = figures.seconds.get(source, 0.0) + seconds
         if (alive := self._recent.rows_to_keep(result)) is not None:
-            self._drafts = {name: own for name, own in self._drafts.items() if name in alive}
+            self._drafts = {name: draft for name, draft in self._drafts.items() if name in alive}
 
 
 def selecting(controller: LengthController) -> SelectingController | None:

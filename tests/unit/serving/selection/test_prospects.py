@@ -128,7 +128,7 @@ def test_drafts_without_trials_of_an_answer_may_be_hoped_for() -> None:
     hope, acceptance = Hope(), DraftsAcceptance({}, LEVELS)
     prospects, view = around(acceptance, None, hope), wide()
     answer = Answer("a", view.context_tokens, features(view), 0.5)
-    answer.own["a"] = Tried(30, 15, answer.known)
+    answer.learnt["a"] = Tried(30, 15, answer.features)
     expected = prospects.expected(view, NAMES, answer).tokens[:, 0]
     assert expected == pytest.approx([0.5, 0.5])
     hoped = prospects.hoped(view, NAMES, answer).tokens[:, 0]
