@@ -54,8 +54,8 @@ def make_proposer(parts: ProposerParts) -> Proposer | None:
     chosen = _with_options(names, parts.settings)
     if len(chosen) == 1:
         return _make(chosen[0][0], parts, chosen[0][1])
-    found = {PROPOSERS[name].source or name: _make(name, parts, options) for name, options in chosen}
-    return SideBySide({source: proposer for source, proposer in found.items() if proposer is not None})
+    by_source = {PROPOSERS[name].source or name: _make(name, parts, options) for name, options in chosen}
+    return SideBySide({source: proposer for source, proposer in by_source.items() if proposer is not None})
 
 
 def make_pool(members: Sequence[ProposerParts]) -> SideBySide:
@@ -65,18 +65,22 @@ def make_pool(members: Sequence[ProposerParts]) -> SideBySide:
         members: the same parts, but for each draft its own `draft`, `version`, `prepared` and `source`.
     """
     first, drafts = members[0], {parts.source: parts for parts in members}
-    settings, found = first.settings, dict[str, Proposer | None]()
+    settings, named = first.settings, dict[str, Proposer | None]()
     for name, options in _with_options(settings.proposers or (DRAFT_ALONE,), settings):
         if name in drafts:
-            found[name] = make_draft_model(drafts.pop(name))
+            named[name] = make_draft_model(drafts.pop(name))
             continue
         if (free := _without_model(name)) is not None:
-            found[PROPOSERS[free].source or free] = _make(free, first, options)
-    known = {own.source: own.draft.evaluated for own in members if own.draft and own.draft.evaluated is not None}
+            named[PROPOSERS[free].source or free] = _make(free, first, options)
+    evaluated = {
+        parts.source: parts.draft.evaluated
+        for parts in members
+        if parts.draft is not None and parts.draft.evaluated is not None
+    }
     return SideBySide(
-        {source: proposer for source, proposer in found.items() if proposer is not None}
+        {source: proposer for source, proposer in named.items() if proposer is not None}
         | {source: make_draft_model(parts) for source, parts in drafts.items()},
-        known,
+        evaluated,
         rest_collapsed=settings.selection not in LEARNS_COLLAPSES,
     )
 

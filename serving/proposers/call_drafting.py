@@ -50,13 +50,13 @@ class CallDrafting:
         plan = call_plan(shapes)
         unread = self.runner.unread(texts, plan.depth)
         parameters = self._draw_parameters(rows, plan, trees)
-        found = steps.run(self.runner.cache, unread, plan.readers, parameters)
+        chosen = steps.run(self.runner.cache, unread, plan.readers, parameters)
         self.runner.passes += 1 if self.runner.one_pass else plan.depth
-        ids, finite, failed = found.ids.tolist(), found.finite.tolist(), list[Growth]()
-        for row, start, own in zip(rows, plan.starts, plan.places, strict=True):
-            if not row.fill(ids[start : start + row.shape.nodes], [finite[place] for place in own], own):
+        ids, finite, failed = chosen.ids.tolist(), chosen.finite.tolist(), list[Growth]()
+        for row, start, readers in zip(rows, plan.starts, plan.places, strict=True):
+            if not row.fill(ids[start : start + row.shape.nodes], [finite[reader] for reader in readers], readers):
                 failed.append(row)
-        return found.probs, failed
+        return chosen.probs, failed
 
     @property
     def _steps(self) -> DraftSteps | None:
@@ -71,15 +71,17 @@ class CallDrafting:
 
     def _draw_parameters(self, rows: Sequence[Growth], plan: CallPlan, trees: TreePolicy) -> DrawParameters | None:
         params = [row.sequence.params for row in rows]
-        best = [own.is_greedy or (trees.most_probable and own.seed is None) for own in params]
-        if all(best):
+        greedy = [each.is_greedy or (trees.most_probable and each.seed is None) for each in params]
+        if all(greedy):
             return None
-        heats = [0.0 if greedy else max(own.temperature, COLDEST) for own, greedy in zip(params, best, strict=True)]
-        policies = [(heat, own.top_k, own.top_p, own.min_p) for heat, own in zip(heats, params, strict=True)]
+        policies = [
+            (0.0 if takes_best else max(each.temperature, COLDEST), each.top_k, each.top_p, each.min_p)
+            for each, takes_best in zip(params, greedy, strict=True)
+        ]
         parameters = DrawParameters(
             torch.tensor(policies, dtype=torch.float64), self.sampler.proposal_uniforms(len(rows), *plan.draws)
         )
-        seeded = [own.seed is not None for own in params]
+        seeded = [each.seed is not None for each in params]
         if not any(seeded):
             return parameters
         keys = noise_keys([Place(row.sequence) for row in rows], plan.depth)

@@ -222,9 +222,9 @@ class DraftModel:
         draws = self.sampler.draws(places, count, self.columns, max(widths), best=best, device=device)
         drafts = self.loop.run(texts, widths, draws)
         seen = to_host(torch.cat([drafts.finite, self._accepted_prefix(drafts), drafts.ids], 1)).tolist()
-        for r, (row, found) in enumerate(zip(rows, seen, strict=True)):
-            sound, accepted = sum(found[:count]), sum(found[count : 2 * count])
-            tokens = iter(found[2 * count :])
+        for r, (row, numbers) in enumerate(zip(rows, seen, strict=True)):
+            sound, accepted = sum(numbers[:count]), sum(numbers[count : 2 * count])
+            tokens = iter(numbers[2 * count :])
             levels = [list(islice(tokens, width)) for width in widths]
             for level in range(min(sound, accepted, row.shape.depth)):
                 if row.frontier:
@@ -252,11 +252,12 @@ class DraftModel:
         room = self.longest - len(request.sequence.tokens)
         while self._places(shape) > room:  # at the context's end
             shape = shape.shortened(shape.depth - 1)
-        own = request.sequence, self.state(request.sequence.id), shape
+        state = self.state(request.sequence.id)
         if self.trees.width is not None:
-            return DynamicGrowth(*own, self.trees.width)
+            return DynamicGrowth(request.sequence, state, shape, self.trees.width)
         # The last level's tokens are read by nobody.
-        return Growth(*own, guess=request.guess[: shape.depth - 1] if shape.is_spine else ())
+        guess = request.guess[: shape.depth - 1] if shape.is_spine else ()
+        return Growth(request.sequence, state, shape, guess=guess)
 
     def _places(self, shape: TreeShape) -> int:
         """Return the most places behind the text that the draft writes while it grows a tree."""

@@ -29,7 +29,8 @@ from distillspec.serving.proposers.draft_collapse import DraftCollapse
 log = logging.getLogger(__name__)
 
 NAN_ANSWERS = 3  # in a row that end with NaN, after which it is the draft that fails and not the answers
-ASIDE, MOST_ASIDE = 4096, 65536  # steps that a draft rests that has collapsed: it costs many tokens to see that again
+# Steps that a draft rests that has collapsed: it costs many tokens to see that again.
+ASIDE_STEPS, MOST_ASIDE_STEPS = 4096, 65536
 
 
 class GuardedProposer:
@@ -51,14 +52,16 @@ class GuardedProposer:
         *,
         rests: bool = True,
     ) -> None:
-        self.proposer, self.name, self.sources = proposer, name, tuple(sources)
+        self.proposer = proposer
+        self.name, self.sources = name, tuple(sources)
         # Asking protocols takes microseconds, too many for every row of every step.
         self._foresees: Foresees | None = proposer if isinstance(proposer, Foresees) else None
         self._sees: SeesLogits | None = proposer if isinstance(proposer, SeesLogits) else None
         self._reads: ReadsOn | None = proposer if isinstance(proposer, ReadsOn) else None
         self._finite: TellsNotFinite | None = proposer if isinstance(proposer, TellsNotFinite) else None
-        self._backoff, self._aside = Backoff(), Backoff(ASIDE, MOST_ASIDE)
-        self._collapse, self._rests, self._collapsed = collapse, rests, False
+        self._backoff, self._aside = Backoff(), Backoff(ASIDE_STEPS, MOST_ASIDE_STEPS)
+        self._collapse, self._rests = collapse, rests
+        self._collapsed = False
         self._nan = 0  # answers that ended with NaN since the last sound one
         self._rest = 0  # steps that a failure in this step costs, 0 without one: what rows share fails for each of them
         self._logged: set[Hashable] = set()  # kinds of failure
@@ -69,7 +72,7 @@ class GuardedProposer:
         return self._backoff.waits or self._aside.waits
 
     @property
-    def drafts(self) -> bool:
+    def is_draft(self) -> bool:
         """True for a draft model."""
         return self.proposer is not None and bool(self.proposer.version)
 
@@ -153,7 +156,7 @@ class GuardedProposer:
             self._tell_once("collapse", f"{collapse.rate:.1%} of its tokens were accepted, {collapse.usual:.0%} before")
             collapse.begin_anew()
         elif self._collapsed and has_collapsed is not None:
-            self._collapsed, self._aside = False, Backoff(ASIDE, MOST_ASIDE)
+            self._collapsed, self._aside = False, Backoff(ASIDE_STEPS, MOST_ASIDE_STEPS)
 
     def leave_slot(self, sequence: SequenceState) -> None:
         """Tell the proposer that a sequence has left its slot."""

@@ -76,7 +76,7 @@ class LevelDrafting:
         count = max(row.shape.depth for row in rows)
         carried = self.runner.begin(self.runner.prepare(texts, count), count)
         for row, end in zip(rows, accumulate(1 + len(row.guess) for row in rows), strict=True):
-            row.held[ROOT], *row.ahead = carried[end - 1 - len(row.guess) : end]
+            row.carried[ROOT], *row.ahead = carried[end - 1 - len(row.guess) : end]
         predicted = self.runner.predicted_acceptance(carried) if self.least_acceptance > 0 else None
         if predicted is not None:
             accepted = to_host(accepted_prefix(predicted, self.least_acceptance).sum(1)).tolist()
@@ -87,17 +87,17 @@ class LevelDrafting:
         """Read the frontiers of all rows in one pass, but those that were guessed."""
         if self.runner.one_pass:
             for row in rows:
-                row.held |= dict.fromkeys(row.frontier, row.held[ROOT])
+                row.carried |= dict.fromkeys(row.frontier, row.carried[ROOT])
             return
         rows = [row for row in rows if not row.is_read_ahead()]
         if not rows:
             return
         read = [row.read if self.runner.model.attends else row.frontier for row in rows]
-        batch = self.runner.prepare([self._window(row, own) for row, own in zip(rows, read, strict=True)])
-        before = [row.held[row.parents[node]] for row, own in zip(rows, read, strict=True) for node in own]
+        batch = self.runner.prepare([self._window(row, nodes) for row, nodes in zip(rows, read, strict=True)])
+        before = [row.carried[row.parents[node]] for row, nodes in zip(rows, read, strict=True) for node in nodes]
         after = self.runner.follow(batch, torch.stack(before), step)
         for row, end in zip(rows, accumulate(map(len, read)), strict=True):
-            row.held |= dict(zip(row.frontier, after[end - len(row.frontier) : end], strict=True))
+            row.carried |= dict(zip(row.frontier, after[end - len(row.frontier) : end], strict=True))
 
     def _window(self, row: Growth, nodes: Sequence[int]) -> RowInput:
         """Return some nodes of a tree as tokens that continue the text."""
@@ -113,7 +113,7 @@ class LevelDrafting:
     ) -> Tensor | None:
         """Choose the children of all frontiers. Their distributions, returned, are rows `first` … of the table."""
         nodes = [(row, node) for row in rows for node in row.frontier]
-        carried = torch.stack([row.held[node] for row, node in nodes])
+        carried = torch.stack([row.carried[node] for row, node in nodes])
         newest = [row.sequence.tokens[-1] if node == ROOT else row.tokens[node] for row, node in nodes]
         logits = self.runner.logits(carried, step, to_device(newest, carried.device))
         siblings = max(max(row.children) for row in rows)
@@ -126,20 +126,19 @@ class LevelDrafting:
         scores = self._scores(logits, choice.columns) if trees.width is not None else [[]] * len(nodes)
         start = 0
         for row in rows:
-            own = slice(start, start + len(row.frontier))
-            start = own.stop
-            if not all(finite for finite, *_ in seen[own]):
+            frontier = slice(start, start + len(row.frontier))  # among the nodes of all rows
+            start = frontier.stop
+            if not all(finite for finite, *_ in seen[frontier]):
                 row.stop()
                 failed.append(row)
                 continue
-            chosen, table = [tokens for _, *tokens in seen[own]], range(first + own.start, first + own.stop)
-            row.add(chosen, table, goes_on[own], scores[own])
+            chosen = [tokens for _, *tokens in seen[frontier]]
+            row.add(chosen, range(first + frontier.start, first + frontier.stop), goes_on[frontier], scores[frontier])
         return choice.probs
 
     @staticmethod
     def _scores(logits: Tensor, columns: Tensor) -> list[list[float]]:
         """Return log q of columns `[n, siblings]`."""
-        found: list[list[float]] = to_host(
-            torch.log_softmax(logits.float(), -1).gather(1, columns.clamp(min=0))
-        ).tolist()
-        return found
+        scores = torch.log_softmax(logits.float(), -1).gather(1, columns.clamp(min=0))
+        listed: list[list[float]] = to_host(scores).tolist()
+        return listed

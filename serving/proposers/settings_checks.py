@@ -39,10 +39,10 @@ def check_proposer(settings: EngineConfig, *, drafts: Collection[str]) -> None:
         choice = proposer_choice(name)
         if not with_draft and "draft" in choice.needs:
             raise ConfigError(f"proposer={name} needs a draft; give draft.path=RUN (draft= in Python), or use ngram")
-        own, key = (options, "") if len(names) == 1 else (options.get(name, {}), f".{name}")
-        if not isinstance(own, Mapping):
-            raise ConfigError(f"proposer_options{key}={own} must have options by name")
-        check_options(f"proposer_options{key}", name, choice.load(), own)
+        its_options, key = (options, "") if len(names) == 1 else (options.get(name, {}), f".{name}")
+        if not isinstance(its_options, Mapping):
+            raise ConfigError(f"proposer_options{key}={its_options} must have options by name")
+        check_options(f"proposer_options{key}", name, choice.load(), its_options)
 
 
 def check_named(settings: EngineConfig, drafts: Collection[str]) -> None:

@@ -62,9 +62,10 @@ class SideBySide:
         self.proposers = dict(proposers)
         self.seconds: dict[str, float] = {}
         self.clock: Callable[[], float] = time.perf_counter
-        self._watches, self._rest_collapsed, self._alarmed = usual is not None, rest_collapsed, False
+        self._watches, self._rest_collapsed = usual is not None, rest_collapsed
+        self._alarmed = False  # the log says that no draft is healthy
         known = usual or {}
-        self._guarded = {source: self._guard(source, own, known.get(source)) for source, own in proposers.items()}
+        self._guarded = {source: self._guard(source, each, known.get(source)) for source, each in proposers.items()}
         self._resolve()
 
     def put(self, source: str, proposer: Proposer, usual: float | None = None) -> None:
@@ -93,8 +94,7 @@ class SideBySide:
 
     @property
     def healthy(self) -> Mapping[str, bool]:
-        drafts = {source: own for source, own in dict(self._guarded).items() if own.drafts}
-        return {source: guarded.healthy for source, guarded in drafts.items()}
+        return {source: guarded.healthy for source, guarded in dict(self._guarded).items() if guarded.is_draft}
 
     def begin_step(self) -> None:
         for guarded in self._guarded.values():
@@ -110,31 +110,33 @@ class SideBySide:
             )
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
-        found: dict[tuple[int, str], TokenTree] = {}
+        proposed: dict[tuple[int, str], TokenTree] = {}  # by row and source
         self.seconds = {}
         for source, guarded in self._guarded.items():
-            own = {row: request.of_source(source) for row, request in enumerate(requests)}
-            asked = {row: request for row, request in own.items() if request.trees}
+            of_source = {row: request.of_source(source) for row, request in enumerate(requests)}
+            asked = {row: request for row, request in of_source.items() if request.trees}
             if not asked:
                 continue
             started = self.clock()
             trees = guarded.propose(list(asked.values()))
             self.seconds[source] = self.clock() - started
-            found.update({(row, source): tree for row, tree in zip(asked, trees, strict=True)})
-        sources = [[tree.source for tree in request.trees] for request in requests]
-        return [merged([found.get((row, source), EMPTY) for source in own]) for row, own in enumerate(sources)]
+            proposed.update({(row, source): tree for row, tree in zip(asked, trees, strict=True)})
+        return [
+            merged([proposed.get((row, planned.source), EMPTY) for planned in request.trees])
+            for row, request in enumerate(requests)
+        ]
 
     def read_ahead(self, texts: Sequence[tuple[str, SequenceState, int]]) -> None:
         for source, guarded in self._guarded.items():
-            if own := [(sequence, tokens) for name, sequence, tokens in texts if name == source]:
-                guarded.read_on(own)
+            if of_source := [(sequence, tokens) for name, sequence, tokens in texts if name == source]:
+                guarded.read_on(of_source)
 
     def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
-        able, none = list[Option](), NOTHING
+        able, last = list[Option](), NOTHING
         for source, guarded in self._guarded.items():
-            none = guarded.foreseen(sequence, (Option(ANY, source=source),))
-            able += [each for each in none if each.limit]
-        return tuple(able) or none
+            last = guarded.foreseen(sequence, (Option(ANY, source=source),))
+            able += [option for option in last if option.limit]
+        return tuple(able) or last
 
     def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
         """Pass it on to those that learn from logits."""

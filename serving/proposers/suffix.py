@@ -13,7 +13,7 @@ from distillspec.serving.proposers.suffix_index import LONGEST, Continuation, Su
 from distillspec.serving.proposers.suffix_store import SuffixStore
 
 MOST = 32  # tokens of a proposal
-STEPS = (3, 4, 6, 8, 12, 16, 24, 32, 48, LONGEST)  # lengths of matches whose acceptance is told apart
+MATCH_STEPS = (3, 4, 6, 8, 12, 16, 24, 32, 48, LONGEST)  # lengths of matches whose acceptance is told apart
 
 
 class SuffixLookup:
@@ -34,16 +34,16 @@ class SuffixLookup:
         self._found: dict[str, tuple[int, Continuation]] = {}  # by sequence: for a text of so many tokens
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
-        found = [(request, self._continuation(request.sequence)) for request in requests]
-        return [TokenTree.chain(own.tokens[: request.speculation_length], source=SUFFIX) for request, own in found]
+        tokens = [self._continuation(request.sequence).tokens[: request.speculation_length] for request in requests]
+        return [TokenTree.chain(chain, source=SUFFIX) for chain in tokens]
 
     def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
         """Return the length of the continuation, and of the match before it."""
-        own = self._continuation(sequence)
-        if own.expected <= self.expected:
+        found = self._continuation(sequence)
+        if found.expected <= self.expected:
             return (Option(0, drafted_by_model=False, source=SUFFIX),)
-        match = max(step for step in STEPS if step <= own.match)
-        return (Option(len(own.tokens), False, match, source=SUFFIX),)
+        match = max(step for step in MATCH_STEPS if step <= found.match)
+        return (Option(len(found.tokens), False, match, source=SUFFIX),)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Do nothing: new text is read at the next proposal."""

@@ -15,7 +15,7 @@ from distillspec.serving.base.shape import chain_of
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
 from distillspec.serving.proposers.draft_collapse import JUDGED_TOKENS, DraftCollapse
-from distillspec.serving.proposers.guarded_proposer import ASIDE, GuardedProposer
+from distillspec.serving.proposers.guarded_proposer import ASIDE_STEPS, GuardedProposer
 
 
 class Failing:
@@ -124,9 +124,9 @@ def test_a_draft_that_collapses_is_set_aside_and_comes_back_after_better_tokens(
         assert guarded.healthy
         guarded.judge(False)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert f"no speculation for {ASIDE} steps: half failed (0.0% of its tokens were accepted, 40% before)" in line
+    assert f"no speculation for {ASIDE_STEPS} steps: half failed (0.0% of its tokens were accepted, 40% before)" in line
     assert guarded.paused
-    for _ in range(ASIDE):
+    for _ in range(ASIDE_STEPS):
         guarded.step()
     assert not guarded.paused
     for _ in range(JUDGED_TOKENS):
