@@ -22,7 +22,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import slot_attention
 from distillspec.models.slot_cache import SlotCache, SlotView
 
-SLOTS, OWN = "distillspec_check_slots", "distillspec_check_own_"  # attentions registered with transformers
+OVER_SLOTS, RECORDED = "distillspec_check_slots", "distillspec_check_own_"  # attentions registered with transformers
 LIMIT = 4.0  # times the rounding of one attention. Measured: correct ones reach .3, a scale off by a fifth 6
 COARSEST = 2.0**-10  # the smallest unit assumed: TF32 and sums in another order round like it
 ELSEWHERE = 0.25  # largest error of a hidden state when only the parts without attention are computed again
@@ -87,7 +87,7 @@ class AttentionCheck:
         )
         self._piece, self._next = slice(start, end), 0
         self._real = view.places < view.cache.max_len
-        with _attention_in(self.model.model, SLOTS):
+        with _attention_in(self.model.model, OVER_SLOTS):
             got = self.model.hidden(self.tokens[:, start:end], view.positions, slot_view=view, slot_check=self)
         if self._next != len(self.calls):
             self._note(f"{self._next} attentions run where {len(self.calls)} should")
@@ -105,14 +105,14 @@ class AttentionCheck:
     def compare(self, attention: Any, query: Tensor, key: Tensor, view: SlotView) -> Tensor:
         """Compare the attention over slots with the recorded one, and return the recorded output of this piece."""
         call, piece = self.calls[self._next], self._piece
-        own = [tensor[:, :, piece] for tensor in (call.query, call.key, call.value)]
+        inputs = [tensor[:, :, piece] for tensor in (call.query, call.key, call.value)]
         unit = max(torch.finfo(query.dtype).eps, COARSEST)
         if self._next == 0:  # only the embedding came before, so any difference is one of positions
-            for given, wanted in ((query, own[0]), (key, own[1])):
+            for given, wanted in ((query, inputs[0]), (key, inputs[1])):
                 self._check(given.transpose(1, 2), wanted.transpose(1, 2), 0.0, unit)
         wanted = call.output[:, piece]
-        found = attention(*own, view)
-        perturbed = [_perturbed(tensor, unit, self._generator) for tensor in own]
+        found = attention(*inputs, view)
+        perturbed = [_perturbed(tensor, unit, self._generator) for tensor in inputs]
         noise = _norm(attention(*perturbed, replace(view, cache=self._caches[1], _kept={})) - found)
         self._check(found, wanted, noise, unit)
         self._next += 1
@@ -159,9 +159,9 @@ def _own_implementation(model: PreTrainedModel) -> str:
     own = model.config._attn_implementation
     if own not in ("sdpa", "eager"):
         own = "sdpa" if model._supports_sdpa else "eager"
-    AttentionInterface.register(OWN + own, partial(_recorded, own))
-    AttentionMaskInterface.register(OWN + own, AttentionMaskInterface()[own])
-    return OWN + own
+    AttentionInterface.register(RECORDED + own, partial(_recorded, own))
+    AttentionMaskInterface.register(RECORDED + own, AttentionMaskInterface()[own])
+    return RECORDED + own
 
 
 def _recorded(
@@ -202,4 +202,4 @@ def _compared(
     return slot_check.compare(output, query, key, slot_view), None
 
 
-AttentionInterface.register(SLOTS, _compared)
+AttentionInterface.register(OVER_SLOTS, _compared)

@@ -30,7 +30,7 @@ class BlockRunner(StateRunner):
         """Return the input of one pass over `rows` with `count` − 1 masks behind each. Newest tokens are `wanted`."""
         if count == 1:
             return super().prepare(rows)
-        return FlatBatch.of(self.cache, self._with_masks(rows, count), self.model.device, newest=True)
+        return FlatBatch.of(self.cache, self._with_masks(rows, count), self.model.device, newest_alone=True)
 
     def masks(self, count: int) -> int:
         return int(self.model.most_positions or 1) - 1 if self.model.sees_both_ways else count - 1

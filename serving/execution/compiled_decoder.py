@@ -101,9 +101,9 @@ class CompiledDecoder:
         if slot_view is not None and code is not None:
             try:
                 # The code is for tensors that begin their storage, not for parts of one upload.
-                own = {name: value.clone() if isinstance(value, Tensor) else value for name, value in kwargs.items()}
+                copied = {name: value.clone() if isinstance(value, Tensor) else value for name, value in kwargs.items()}
                 with passing_view(slot_view):
-                    return code(decoder, *args, **own)
+                    return code(decoder, *args, **copied)
             except Exception as error:
                 if compiling:
                     raise

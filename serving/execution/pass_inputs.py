@@ -69,11 +69,11 @@ class PassInputs:
         slots[:count] = batch.slots.repeat(batch.counts)
         last[batch.slots], ends[batch.slots], order[: len(batch.rows)] = batch.newest, batch.ends, batch.slots
         for group in batch.groups:
-            own, first = (len(group.rows), group.width), group.rows[0].slot
-            at = (slice(first, first + own[0]), slice(own[1]))
+            shape, first = (len(group.rows), group.width), group.rows[0].slot
+            at = (slice(first, first + len(group.rows)), slice(group.width))
             token, place, inside = group.rectangle
-            queries.reshape(-1, width)[at] = token.reshape(own) + group.start
-            rectangle.reshape(-1, width)[at] = place.reshape(own)
-            row, column = numpy.divmod(inside, own[1])
+            queries.reshape(-1, width)[at] = token.reshape(shape) + group.start
+            rectangle.reshape(-1, width)[at] = place.reshape(shape)
+            row, column = numpy.divmod(inside, group.width)
             back[group.start : group.start + group.count] = (row + first) * width + column
         return filled

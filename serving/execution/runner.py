@@ -166,8 +166,8 @@ class ModelRunner:
         self.passes += 1
         tokens = torch.from_numpy(_tokens(rows))
         parts = list(FewRows.slices(few.most, [row.parents for row in rows], *_numbers(rows)))
-        own = tokens.split([part.total for part in parts])
-        read = [few.hidden_of(self.cache, part, each[None]) for part, each in zip(parts, own, strict=True)]
+        slices = tokens.split([part.total for part in parts])
+        read = [few.hidden_of(self.cache, part, ids[None]) for part, ids in zip(parts, slices, strict=True)]
         hidden = torch.cat(read) if len(read) > 1 else read[0]
         if all(row.wanted == len(row.tokens) for row in rows):
             return hidden

@@ -46,8 +46,8 @@ def _check_lengths(model: LanguageModel, max_model_len: int) -> None:
         ropes,
         *(value for value in ropes.values() if isinstance(value, dict)),
     ]:  # one, or one for each kind of layer
-        own = getattr(config, "max_position_embeddings", max_model_len)
-        trained = rope.get("original_max_position_embeddings") or own
+        longest = getattr(config, "max_position_embeddings", max_model_len)
+        trained = rope.get("original_max_position_embeddings") or longest
         if rope.get("rope_type") in GROWING_ROPES and max_model_len > trained:
             raise ConfigError(
                 f"{model.name} has rotary embeddings of type {rope['rope_type']}, which change for all rows when one "

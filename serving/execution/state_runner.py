@@ -107,7 +107,7 @@ class StateRunner(ModelRunner):
     def _handed_over(self, slots: Tensor, places: Tensor) -> Tensor:
         """Return the target's states at places `[N]` of slots `[N]`, gathered where they lie, on the draft's device."""
         features = self._features()
-        slots, places = (between(own, self._source_device) for own in (slots, places))
+        slots, places = (between(numbers, self._source_device) for numbers in (slots, places))
         rows, places = self.source.located(slots, places)
         return between(features[rows, 0, places], self.model.device)
 
