@@ -156,16 +156,16 @@ def _own_implementation(model: PreTrainedModel) -> str:
 
     Models with a kernel of their own are recorded with sdpa, or eager.
     """
-    own = model.config._attn_implementation
-    if own not in ("sdpa", "eager"):
-        own = "sdpa" if model._supports_sdpa else "eager"
-    AttentionInterface.register(RECORDED + own, partial(_recorded, own))
-    AttentionMaskInterface.register(RECORDED + own, AttentionMaskInterface()[own])
-    return RECORDED + own
+    name = model.config._attn_implementation
+    if name not in ("sdpa", "eager"):
+        name = "sdpa" if model._supports_sdpa else "eager"
+    AttentionInterface.register(RECORDED + name, partial(_recorded, name))
+    AttentionMaskInterface.register(RECORDED + name, AttentionMaskInterface()[name])
+    return RECORDED + name
 
 
 def _recorded(
-    own: str,
+    name: str,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -177,7 +177,7 @@ def _recorded(
 ) -> tuple[Tensor, None]:
     modeling = sys.modules[type(module).__module__]
     known = getattr(modeling, "ALL_ATTENTION_FUNCTIONS", AttentionInterface())
-    attention = known.get_interface(own, getattr(modeling, "eager_attention_forward", None))
+    attention = known.get_interface(name, getattr(modeling, "eager_attention_forward", None))
 
     def output(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return attention(module, query, key, value, attention_mask, **kwargs)[0]

@@ -127,8 +127,8 @@ def _uploaded(
 def _upload(columns: Sequence[Ints], device: torch.device) -> list[Tensor]:
     """Upload all columns in one transfer."""
     whole, parts = laid_out(columns)
-    held = to_device(torch.from_numpy(whole), device)
-    return [held[part] for part in parts]
+    uploaded = to_device(torch.from_numpy(whole), device)
+    return [uploaded[part] for part in parts]
 
 
 def laid_out(columns: Sequence[Ints]) -> tuple[Ints, list[slice]]:

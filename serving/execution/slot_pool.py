@@ -201,9 +201,9 @@ class SlotPool:
 
     def record(self, slot: int, tokens: Sequence[int], start: int) -> None:
         """Record that the target has read `tokens` into `slot` from position `start` on."""
-        held = self.contents[slot]
-        assert start <= len(held), f"slot {slot} holds {len(held)} tokens, cannot write at {start}"
-        held[start:] = tokens
+        text = self.contents[slot]
+        assert start <= len(text), f"slot {slot} holds {len(text)} tokens, cannot write at {start}"
+        text[start:] = tokens
 
     def release(self, slot: int) -> None:
         """Free `slot`. Its text stays."""
@@ -222,11 +222,11 @@ class SlotPool:
         """
         best = Prefix(0, 0)
         for slot in range(self.slots) if slots is None else slots:
-            held, probe = self.contents[slot], min(best.length, PROBE)
+            text, probe = self.contents[slot], min(best.length, PROBE)
             wanted = best.length + (slot in self.owners or best.slot not in self.owners)  # as long does if it is free
-            if self.salts[slot] != salt or min(len(held), len(tokens)) < wanted or held[:probe] != tokens[:probe]:
+            if self.salts[slot] != salt or min(len(text), len(tokens)) < wanted or text[:probe] != tokens[:probe]:
                 continue
-            length = common_length(held, tokens)
+            length = common_length(text, tokens)
             if length >= wanted:
                 best = Prefix(slot, length)
         return best if best.length else None

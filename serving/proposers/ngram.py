@@ -24,10 +24,11 @@ CONFIDENCE_STEPS = 10  # whose acceptance is told apart, where nodes are not pla
 MOST_NODES = 12  # of a row's tree
 ALL_NODES = 128  # of all rows together: growing a node takes microseconds
 LEAST_CHANCE = 0.03  # of a node that is named
-# Growing nodes that are not drafted takes time. Of more than a few rows, chances that are named start at a share of the
-# least one that was drafted. Where nothing was drafted for so many rows in turn, texts are learnt from and nodes are
-# grown for one of so many alone: of few rows more often, or the end of a rest would pass without one.
+# Growing nodes that are not drafted takes time. So the least chance that is named follows what is drafted, beside more
+# than a few rows: it goes a step towards a share of the least chance that was drafted, or down where all were.
 NAMED_BELOW, NAMED_STEP, NAMED_MORE = 0.7, 0.2, 0.9
+# Where nothing was drafted for so many rows in turn, texts are learnt from and nodes are grown for one row of so many.
+# Of few rows it is more often, or the end of a rest would pass without one.
 IDLE_AFTER, IDLE_EVERY, IDLE_EVERY_OF_FEW = 64, 61, 17
 
 NO_NGRAMS = (Option(0, False, source=NGRAM),)
@@ -79,7 +80,8 @@ class Ngram:
         nodes: int = MOST_NODES,
         wide: bool = True,
     ) -> None:
-        self.longest, self.least, self.depth, self.wide = longest, least, depth, wide
+        self.longest, self.least = longest, least
+        self.depth, self.wide = depth, wide
         self.nodes = min(nodes, MOST_NODES)
         self.tables = NgramTables(longest, contexts)
         self._read: dict[str, int] = {}  # by sequence, tokens learnt from
@@ -119,13 +121,13 @@ class Ngram:
         if outlook is None:
             return
         for accepted in (*path, None):
-            own = [child for group in tree.groups_at(node) if group.source == NGRAM for child in group.nodes]
+            children = [child for group in tree.groups_at(node) if group.source == NGRAM for child in group.nodes]
             shares = outlook.behind.get(behind)
-            if not own or shares is None:
+            if not children or shares is None:
                 return
-            expected = sum([shares.get(tree.tokens[child], 0.0) for child in own])
-            self._calibration.saw(sequence.id, _group(sequence), expected, accepted in own)
-            if accepted not in own:
+            expected = sum([shares.get(tree.tokens[child], 0.0) for child in children])
+            self._calibration.saw(sequence.id, _group(sequence), expected, accepted in children)
+            if accepted not in children:
                 return
             node, behind = accepted, (*behind, tree.tokens[accepted])
 
@@ -176,8 +178,8 @@ class Ngram:
         def put(behind: Path, parent: int, chance: float) -> None:
             best = self._behind(sequence, behind)
             for token, share in list(best.items())[: None if self.wide else 1]:
-                if (own := chance * min(1.0, kept * share)) >= floor:
-                    heappush(waiting, (-own, next(order), parent, (*behind, token)))
+                if (token_chance := chance * min(1.0, kept * share)) >= floor:
+                    heappush(waiting, (-token_chance, next(order), parent, (*behind, token)))
 
         put((), ROOT, 1.0)
         while waiting and len(chances) < most:

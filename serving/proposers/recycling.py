@@ -58,9 +58,10 @@ class TokenRecycling:
         first = 0
         for window in windows:
             tokens = numpy.array([window.sequence.tokens[-1], *window.tree.tokens])
-            own = slice(first, first := first + len(tokens))
+            rows = slice(first, first := first + len(tokens))
             if window.sequence.request.log:
-                self._tables.of(window.sequence.request.cache_key)[tokens[sound[own]]] = best[own][sound[own]]
+                table = self._tables.of(window.sequence.request.cache_key)
+                table[tokens[sound[rows]]] = best[rows][sound[rows]]
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Do nothing: `see` has learnt from the step."""

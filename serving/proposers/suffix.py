@@ -12,7 +12,7 @@ from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.suffix_index import LONGEST, Continuation, SuffixIndex, continuation
 from distillspec.serving.proposers.suffix_store import SuffixStore
 
-MOST = 32  # tokens of a proposal
+MOST_TOKENS = 32  # of a proposal
 MATCH_STEPS = (3, 4, 6, 8, 12, 16, 24, 32, 48, LONGEST)  # lengths of matches whose acceptance is told apart
 
 
@@ -73,11 +73,11 @@ class SuffixLookup:
         length, found = self._found.get(sequence.id, (-1, Continuation()))
         if length != len(sequence.tokens):
             index, read = self._texts.get(sequence.id, (None, 0))
-            own = index or SuffixIndex(2 * (sequence.prompt_length + sequence.max_output + 1))
-            own.extend(sequence.tokens[read:])
-            self._texts[sequence.id] = own, len(sequence.tokens)
+            own_text = index or SuffixIndex(2 * (sequence.prompt_length + sequence.max_output + 1))
+            own_text.extend(sequence.tokens[read:])
+            self._texts[sequence.id] = own_text, len(sequence.tokens)
             self.store.serve(len(self._texts))
-            indices = (own, self.store.index(sequence.request.cache_key))
-            found = continuation(indices, sequence.tokens, MOST, self.least)
+            indices = (own_text, self.store.index(sequence.request.cache_key))
+            found = continuation(indices, sequence.tokens, MOST_TOKENS, self.least)
             self._found[sequence.id] = len(sequence.tokens), found
         return found

@@ -80,8 +80,8 @@ class FirstDrafts:
         """
         draws, kind = Random(f"{self.parts.seed}/{row.sequence_id}"), domain_place(row)
         log_odds = [self._acceptance.log_odds(name, known) for name in names]
-        mean = [sigmoid(own) for own, _ in log_odds]
-        drawn = [sigmoid(own + draws.gauss(0, 1) * deviation) for own, deviation in log_odds]
+        mean = [sigmoid(center) for center, _ in log_odds]
+        drawn = [sigmoid(center + draws.gauss(0, 1) * deviation) for center, deviation in log_odds]
         hoped_for = [name not in self.parts.free and self._hope.tries(name, kind) for name in names]
         least = [self._hope.chance * is_hoped for is_hoped in hoped_for]
         drawn = list(map(max, drawn, least)) if self._hope.lasting > 0 else mean
@@ -102,8 +102,8 @@ class FirstDrafts:
             others: prospects of the other rows, and the places of their members `[n]`.
         """
         beside, places = others[0], numpy.append(others[1], NO_DRAFT)
-        prospects = [self._prospects.of(row, names, own) for own in (chances.mean, chances.drawn)]
-        expected, hoped = (self._prospects.batch([*beside, own], names) for own in prospects)
+        prospects = [self._prospects.of(row, names, each) for each in (chances.mean, chances.drawn)]
+        expected, hoped = (self._prospects.batch([*beside, prospect], names) for prospect in prospects)
         price = expected.rate(places)
         rates, hopes = (batch.rates(places, len(beside), price) for batch in (expected, hoped))
         chosen = max(able, key=lambda place: hopes[place])
