@@ -116,7 +116,7 @@ class TimedPasses:
         """Return the most tokens of a text that a draft reads."""
         members = self.proposer.proposers if isinstance(self.proposer, HasMembers) else {source: self.proposer}
         draft = members.get(source)
-        return draft.longest if isinstance(draft, DraftModel) else ANY
+        return draft.longest_text if isinstance(draft, DraftModel) else ANY
 
     def warm_up(self, works: Sequence[Work]) -> None:
         """Make each model's cache, and take the memory of all contexts: pages never written would be read faster."""

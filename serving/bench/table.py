@@ -20,9 +20,8 @@ def engine_table(summaries: Summaries, ratios: Ratios, first: str) -> Table:
         ("τ", lambda s: _number(s.block_efficiency, 2)),
     )
     title = "mean latency, with 50 and 99 % quantiles of time to first token and per token"
-    return _table(
-        title, "policy", ("latency s", lambda s: _number(s.latency_s.mean, 2)), further, summaries, ratios, first
-    )
+    latency: Column = ("latency s", lambda s: _number(s.latency_s.mean, 2))
+    return _table(title, "policy", latency, further, summaries, ratios, first)
 
 
 def source_lines(summaries: Summaries) -> list[str]:

@@ -22,7 +22,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import slot_attention
 from distillspec.models.slot_cache import SlotCache, SlotView
 
-OVER_SLOTS, RECORDED = "distillspec_check_slots", "distillspec_check_own_"  # attentions registered with transformers
+OVER_SLOTS, RECORDING = "distillspec_check_slots", "distillspec_check_own_"  # attentions registered with transformers
 LIMIT = 4.0  # times the rounding of one attention. Measured: correct ones reach .3, a scale off by a fifth 6
 COARSEST = 2.0**-10  # the smallest unit assumed: TF32 and sums in another order round like it
 ELSEWHERE = 0.25  # largest error of a hidden state when only the parts without attention are computed again
@@ -159,9 +159,9 @@ def _own_implementation(model: PreTrainedModel) -> str:
     name = model.config._attn_implementation
     if name not in ("sdpa", "eager"):
         name = "sdpa" if model._supports_sdpa else "eager"
-    AttentionInterface.register(RECORDED + name, partial(_recorded, name))
-    AttentionMaskInterface.register(RECORDED + name, AttentionMaskInterface()[name])
-    return RECORDED + name
+    AttentionInterface.register(RECORDING + name, partial(_recorded, name))
+    AttentionMaskInterface.register(RECORDING + name, AttentionMaskInterface()[name])
+    return RECORDING + name
 
 
 def _recorded(

@@ -76,8 +76,8 @@ class DraftModel:
         self._version, self.source = version, source
         self.texts = ReadTexts(self.runner)
         self.attends = model.attends
-        self.most = model.most_positions or ANY
-        self.longest = longest_read(model, self.runner.cache.max_len)
+        self.most_levels = model.most_positions or ANY  # of a tree
+        self.longest_text = longest_read(model, self.runner.cache.max_len)
         self.not_finite = set[str]()
 
     @property
@@ -132,12 +132,13 @@ class DraftModel:
 
     def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
         """Return an option of no tokens for sequences that the draft does not read, or that are beyond its context."""
-        state, room = self.state(sequence.id), self.longest - len(sequence.tokens)
+        state, room = self.state(sequence.id), self.longest_text - len(sequence.tokens)
         if not self._reads(sequence):
             return NOTHING
         unread = len(sequence.tokens) - state.computed if self.attends else 1
         at_once = self.runner.one_pass
-        return (Option(min(self.most, room + 1), unread_tokens=unread, source=self.source, at_once=at_once, wide=True),)
+        levels = min(self.most_levels, room + 1)
+        return (Option(levels, unread_tokens=unread, source=self.source, at_once=at_once, wide=True),)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Keep what the cache holds of the accepted tokens, whoever proposed them.
@@ -176,7 +177,7 @@ class DraftModel:
 
     def _reads(self, sequence: SequenceState) -> bool:
         state, lacking = self.state(sequence.id), self.runner.lacks_states(sequence.slot)
-        return state.sound and not state.skipped and not lacking and len(sequence.tokens) <= self.longest
+        return state.sound and not state.skipped and not lacking and len(sequence.tokens) <= self.longest_text
 
     @property
     def caches(self) -> Sequence[SlotCache]:
@@ -248,8 +249,8 @@ class DraftModel:
         return accepted_prefix(drafts.predicted, self.levels.least_acceptance)
 
     def _row(self, request: ProposalRequest) -> Growth:
-        shape = request.trees[0].shape.shortened(self.most)
-        room = self.longest - len(request.sequence.tokens)
+        shape = request.trees[0].shape.shortened(self.most_levels)
+        room = self.longest_text - len(request.sequence.tokens)
         while self._places(shape) > room:  # at the context's end
             shape = shape.shortened(shape.depth - 1)
         state = self.state(request.sequence.id)
@@ -266,7 +267,7 @@ class DraftModel:
 
     def _has_room(self, row: Growth) -> bool:
         """Return False at the context's end, where a block's masks have no place."""
-        return not self.runner.one_pass or len(row.sequence.tokens) + self.most <= self.longest
+        return not self.runner.one_pass or len(row.sequence.tokens) + self.most_levels <= self.longest_text
 
     def _give_up(self, row: Growth) -> None:
         """End speculation for a row whose draft logits are NaN."""

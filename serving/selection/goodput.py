@@ -20,7 +20,7 @@ from distillspec.serving.selection.dominance import Dominance, kind_of
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 from distillspec.serving.selection.first_draft import FirstDrafts
 from distillspec.serving.selection.free_share import FreeShare
-from distillspec.serving.selection.hope import LASTING, Hope
+from distillspec.serving.selection.hope import HOPEFUL_ANSWERS, Hope
 from distillspec.serving.selection.losses import Losses
 from distillspec.serving.selection.prospects import Prospects
 
@@ -51,7 +51,7 @@ class GoodputSelection(SelectionState):
         self.parts, self.fast_switching = parts, fast_switching
         self._acceptance = DraftsAcceptance(parts.expected, parts.most)
         self._share, self.losses = FreeShare(parts.free), Losses(0.0)
-        self._hope = Hope(LASTING if tries else 0)
+        self._hope = Hope(HOPEFUL_ANSWERS if tries else 0)
         self._prospects = Prospects(parts, self._acceptance, self._share, self._hope)
         self._first = FirstDrafts(parts, self._acceptance, self._hope, self._prospects)
         self._answers: dict[str, Answer] = {}
@@ -66,7 +66,7 @@ class GoodputSelection(SelectionState):
 
     @tries.setter
     def tries(self, tries: bool) -> None:
-        self._hope.lasting = LASTING if tries else 0
+        self._hope.lasting = HOPEFUL_ANSWERS if tries else 0
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         self._prospects.alone = len(rows) == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 
-ENOUGH = 64  # tokens of a draft that are tried in hope, for each kind of request
-LASTING = 64  # answers of a kind in which there is hope
+ENOUGH_TOKENS = 64  # of a draft that are tried in hope, for each kind of request
+HOPEFUL_ANSWERS = 64  # of a kind
 
 
 class Hope:
@@ -21,7 +21,7 @@ class Hope:
         chance: P(a token is accepted) that is hoped for at least.
     """
 
-    def __init__(self, lasting: int = LASTING) -> None:
+    def __init__(self, lasting: int = HOPEFUL_ANSWERS) -> None:
         self.chance = 0.0
         self.lasting = lasting
         self._since = 0  # answers begun since a draft collapsed
@@ -32,7 +32,7 @@ class Hope:
     def tries(self, source: str, kind: Hashable) -> bool:
         """Return True for a draft that is hoped for where requests are of this kind."""
         hopes = self._begun[kind] < self.lasting and source not in self._collapsed
-        return hopes and self._tried[source, kind] < ENOUGH
+        return hopes and self._tried[source, kind] < ENOUGH_TOKENS
 
     def collapsed(self, source: str, chance: float) -> None:
         """Hope for all drafts but this one, which has collapsed, and but those that were tried since another had.

@@ -20,7 +20,7 @@ from distillspec.serving.selection.hope import Hope
 from distillspec.serving.selection.tree_gains import TOKENS, TreeGains
 
 LEAST_LEFT = 32  # tokens that an answer is taken to write still. As many as it has written, where those are more
-HOPED = 1.5  # standard deviations by which a draft that is hoped for may be better than it is expected to be
+HOPED_DEVIATIONS = 1.5  # standard deviations by which a draft that is hoped for may be better than it is expected to be
 
 
 class Prospects:
@@ -91,7 +91,7 @@ class Prospects:
         if not self.is_hoped(source, answer):
             return chance
         log_odds, deviation = self._acceptance.log_odds(source, answer.features)
-        return max(chance, self._hope.chance, sigmoid(log_odds + HOPED * deviation))
+        return max(chance, self._hope.chance, sigmoid(log_odds + HOPED_DEVIATIONS * deviation))
 
     def batch(self, rows: Sequence[Prospect], names: Sequence[str]) -> Batch:
         """Return the batch of some rows' prospects of these members."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distillspec.serving.selection.hope import ENOUGH, LASTING, Hope
+from distillspec.serving.selection.hope import ENOUGH_TOKENS, HOPEFUL_ANSWERS, Hope
 
 USUAL = 0.7
 MATHS, SQL = "maths", "sql"
@@ -12,13 +12,13 @@ def known() -> Hope:
     """Return the hope for three drafts after many answers of one kind, in which all were tried."""
     found = Hope()
     for source in "abc":
-        found.saw(source, MATHS, 3 * ENOUGH)
+        found.saw(source, MATHS, 3 * ENOUGH_TOKENS)
     end(found)
     return found
 
 
 def end(hope: Hope, kind: str = MATHS) -> None:
-    for _ in range(LASTING):
+    for _ in range(HOPEFUL_ANSWERS):
         hope.begun(kind)
 
 
@@ -29,7 +29,7 @@ def hoped(hope: Hope, kind: str = MATHS) -> str:
 def test_at_first_all_are_hoped_for_until_enough_of_each_was_tried() -> None:
     found = Hope()
     assert (hoped(found), found.chance) == ("abc", 0.0)
-    found.saw("b", MATHS, ENOUGH - 1)
+    found.saw("b", MATHS, ENOUGH_TOKENS - 1)
     assert hoped(found) == "abc"
     found.saw("b", MATHS, 1)
     assert (hoped(found), hoped(found, SQL)) == ("ac", "abc")
@@ -37,7 +37,7 @@ def test_at_first_all_are_hoped_for_until_enough_of_each_was_tried() -> None:
 
 def test_answers_of_a_kind_end_it_for_all_drafts() -> None:
     found = Hope()
-    for _ in range(LASTING):
+    for _ in range(HOPEFUL_ANSWERS):
         assert hoped(found) == "abc"
         found.begun(MATHS)
     assert (hoped(found), hoped(found, SQL)) == ("", "abc")
@@ -48,7 +48,7 @@ def test_all_but_the_one_that_collapsed_are_hoped_to_be_as_good() -> None:
     assert hoped(found) == ""
     found.collapsed("a", USUAL)
     assert (hoped(found), hoped(found, SQL), found.chance) == ("bc", "bc", USUAL)
-    found.saw("b", MATHS, ENOUGH)
+    found.saw("b", MATHS, ENOUGH_TOKENS)
     assert (hoped(found), hoped(found, SQL)) == ("c", "bc")
     end(found)
     assert (hoped(found), found.chance) == ("", 0.0)
@@ -57,7 +57,7 @@ def test_all_but_the_one_that_collapsed_are_hoped_to_be_as_good() -> None:
 def test_a_second_collapse_does_not_let_drafts_be_tried_twice() -> None:
     found = known()
     found.collapsed("a", USUAL)
-    found.saw("b", MATHS, ENOUGH)
+    found.saw("b", MATHS, ENOUGH_TOKENS)
     found.collapsed("b", 0.6)
     assert (hoped(found), hoped(found, SQL), found.chance) == ("c", "c", 0.6)
 
@@ -65,7 +65,7 @@ def test_a_second_collapse_does_not_let_drafts_be_tried_twice() -> None:
 def test_a_later_one_lets_all_others_be_tried() -> None:
     found = known()
     found.collapsed("a", USUAL)
-    found.saw("b", MATHS, ENOUGH)
+    found.saw("b", MATHS, ENOUGH_TOKENS)
     end(found)
     found.collapsed("b", 0.6)
     assert hoped(found) == "ac"
@@ -75,7 +75,7 @@ def test_one_that_is_another_now_is_hoped_for_and_not_to_be_as_good_as_an_old_on
     found = known()
     found.collapsed("a", USUAL)
     for source in "bc":
-        found.saw(source, MATHS, ENOUGH)
+        found.saw(source, MATHS, ENOUGH_TOKENS)
     end(found)
     found.changed("b")
     assert (hoped(found), found.chance) == ("b", 0.0)

@@ -21,7 +21,7 @@ from distillspec.serving.selection.by_name import with_selection
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 from distillspec.serving.selection.free_share import FreeShare
 from distillspec.serving.selection.goodput import GoodputSelection
-from distillspec.serving.selection.hope import ENOUGH, Hope
+from distillspec.serving.selection.hope import ENOUGH_TOKENS, Hope
 from distillspec.serving.selection.prospects import LEAST_LEFT, Prospects
 
 from .steps import COSTS, parts, row
@@ -137,7 +137,7 @@ def test_drafts_without_trials_of_an_answer_may_be_hoped_for() -> None:
     hope.collapsed("a", 0.9)
     answer.prospect = None
     assert prospects.hoped(view, NAMES, answer).tokens[1, 0] == pytest.approx(0.9)
-    hope.saw("b", answer.kind, ENOUGH)
+    hope.saw("b", answer.kind, ENOUGH_TOKENS)
     assert prospects.hoped(view, NAMES, answer).tokens[1, 0] == pytest.approx(0.9), "until the next review"
     answer.prospect = None
     assert (prospects.hoped(view, NAMES, answer).tokens[:, 0] == expected).all()
