@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable
 
 ENOUGH_TOKENS = 64  # of a draft that are tried in hope, for each kind of request
-HOPEFUL_ANSWERS = 64  # of a kind
+HOPEFUL_ANSWERS = 64  # of a kind of request, in which there is hope
 
 
 class Hope:
