@@ -105,8 +105,13 @@ def _with_options(names: Sequence[str], settings: EngineConfig) -> list[tuple[st
 
 
 def _make(name: str, parts: ProposerParts, options: Mapping[str, Any]) -> Proposer | None:
-    proposer: Proposer | None = PROPOSERS[name].load()(parts, **options)
-    return proposer
+    proposer: object = PROPOSERS[name].load()(parts, **options)
+    if proposer is None or isinstance(proposer, Proposer):
+        return proposer
+    raise ConfigError(
+        f"proposer={name} is of the class {type(proposer).__name__}, which is no Proposer; derive it from "
+        "distillspec.serving.proposers.base.Proposer"
+    )
 
 
 def proposer_names(settings: EngineConfig, *, with_draft: bool) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from distillspec.serving.execution.memory import longest_read
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.slot_pool import Prefix
-from distillspec.serving.proposers.base import EMPTY, ProposalRequest
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
 from distillspec.serving.proposers.call_drafting import CallDrafting
 from distillspec.serving.proposers.continue_rule import ContinueRule, accepted_prefix
 from distillspec.serving.proposers.draft_loop import DraftLoop, Drafts
@@ -32,7 +32,7 @@ from distillspec.serving.proposers.level_drafting import LevelDrafting
 from distillspec.serving.proposers.read_texts import DraftState, ReadTexts
 
 
-class DraftModel:
+class DraftModel(Proposer):
     """Drafts with a model. Its cache has the target's slots, and rows do catch-up prefill when they draft next.
 
     A row whose draft logits are NaN gets the tokens drafted before, and no more speculation (`not_finite`).
@@ -73,16 +73,12 @@ class DraftModel:
         )
         self.in_one_call = CallDrafting(self.runner, sampler)
         self.trees = trees
-        self._version, self.source = version, source
+        self.version, self.source = version, source
         self.texts = ReadTexts(self.runner)
         self.attends = model.attends
         self.most_levels = model.most_positions or ANY  # of a tree
         self.longest_text = longest_read(model, self.runner.cache.max_len)
-        self.not_finite = set[str]()
-
-    @property
-    def version(self) -> str:
-        return self._version
+        self.not_finite: set[str] = set()
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         with on_device(self.runner.model.device):

@@ -14,16 +14,7 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import NOTHING, Option
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.decoding.windows import VerificationWindow
-from distillspec.serving.proposers.base import (
-    EMPTY,
-    Foresees,
-    ProposalRequest,
-    Proposer,
-    ReadsOn,
-    SeesLogits,
-    TellsNotFinite,
-    readers,
-)
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer, readers
 from distillspec.serving.proposers.draft_collapse import DraftCollapse
 
 log = logging.getLogger(__name__)
@@ -54,11 +45,6 @@ class GuardedProposer:
     ) -> None:
         self.proposer = proposer
         self.name, self.sources = name, tuple(sources)
-        # Asking protocols takes microseconds, too many for every row of every step.
-        self._foresees: Foresees | None = proposer if isinstance(proposer, Foresees) else None
-        self._sees: SeesLogits | None = proposer if isinstance(proposer, SeesLogits) else None
-        self._reads: ReadsOn | None = proposer if isinstance(proposer, ReadsOn) else None
-        self._finite: TellsNotFinite | None = proposer if isinstance(proposer, TellsNotFinite) else None
         self._backoff, self._aside = Backoff(), Backoff(ASIDE_STEPS, MOST_ASIDE_STEPS)
         self._collapse, self._rests = collapse, rests
         self._collapsed = False
@@ -97,7 +83,7 @@ class GuardedProposer:
         except Exception as error:  # a failing draft must never end a request
             self._failed([request.sequence for request in requests], error)
             return [EMPTY] * len(requests)
-        broken = () if self._finite is None else self._finite.not_finite
+        broken = self.proposer.not_finite
         if any(tree and request.sequence.id not in broken for tree, request in zip(proposals, requests, strict=True)):
             self._nan = 0
         else:
@@ -118,23 +104,22 @@ class GuardedProposer:
         if self.paused:
             sequence.failed_sources.update(self.sources)
             return NOTHING
-        if self._foresees is None:
-            return otherwise
         try:
-            return self._foresees.foreseen(sequence)
+            options = None if self.proposer is None else self.proposer.foreseen(sequence)
         except Exception as error:
             self._failed([sequence], error)
             return NOTHING
+        return otherwise if options is None else options
 
     def read_on(self, texts: Sequence[tuple[SequenceState, int]]) -> None:
-        """Let a proposer that can read on in texts."""
-        if (reads := self._reads) is not None and not self.paused:
-            self._tell([sequence for sequence, _ in texts], lambda: reads.read_on(texts))
+        """Let the proposer read on in texts."""
+        if (proposer := self.proposer) is not None and not self.paused:
+            self._tell([sequence for sequence, _ in texts], lambda: proposer.read_on(texts))
 
     def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
-        """Show a step's logits to a proposer that learns from them."""
-        if (sees := self._sees) is not None:
-            self._tell([window.sequence for window in windows], lambda: sees.see(windows, logits))
+        """Show the proposer a step's logits."""
+        if (proposer := self.proposer) is not None:
+            self._tell([window.sequence for window in windows], lambda: proposer.see(windows, logits))
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Tell the proposer which nodes of a row's tree were accepted."""

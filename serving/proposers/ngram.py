@@ -13,7 +13,7 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import ANY, Option
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import NGRAM, ROOT, TokenTree
-from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.base import ProposalRequest, Proposer
 from distillspec.serving.proposers.calibration import Calibration
 from distillspec.serving.proposers.ngram_tables import NgramTables
 from distillspec.serving.proposers.tree_of_shape import tree_of_shape
@@ -46,7 +46,7 @@ class Outlook(NamedTuple):
     behind: dict[Path, dict[int, float]]
 
 
-class Ngram:
+class Ngram(Proposer):
     """Proposes the most probable tokens behind the last ones, in trees, by the texts of the tenant so far.
 
     Deterministic: proposals are one-hot. Nodes are named the likeliest first, with chances that follow what was
@@ -67,7 +67,6 @@ class Ngram:
         ConfigError: `longest` or `contexts` is below 1.
     """
 
-    version = ""
     keeps_answers = True
 
     def __init__(

@@ -14,7 +14,7 @@ from distillspec.serving.base.rows import ANY, Option
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import RECYCLED, TokenTree
 from distillspec.serving.decoding.windows import VerificationWindow
-from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.base import ProposalRequest, Proposer
 from distillspec.serving.proposers.tenant_tables import TenantTables
 from distillspec.serving.proposers.tree_of_shape import tree_of_shape
 
@@ -22,7 +22,7 @@ Table = NDArray[numpy.int32]  # [V, best] most probable tokens in order, −1 wh
 ONE_TOKEN = 1  # of text, which a proposal follows from: `Option.match`
 
 
-class TokenRecycling:
+class TokenRecycling(Proposer):
     """Keeps the target's `best` most probable tokens behind every token, from all rows that it verifies.
 
     The children of a node are the entries of its token. Deterministic: proposals are one-hot. No training and no model:
@@ -33,7 +33,6 @@ class TokenRecycling:
         ConfigError: `best` is below 1.
     """
 
-    version = ""
     keeps_answers = True  # what was probable in a tenant's texts
 
     def __init__(self, vocabulary: int, best: int = 8) -> None:
@@ -62,12 +61,6 @@ class TokenRecycling:
             if window.sequence.request.log:
                 table = self._tables.of(window.sequence.request.cache_key)
                 table[tokens[sound[rows]]] = best[rows][sound[rows]]
-
-    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
-        """Do nothing: `see` has learnt from the step."""
-
-    def leave_slot(self, sequence: SequenceState) -> None:
-        """Do nothing: tables are the tenants'."""
 
     def forget_tenant(self, tenant: str) -> None:
         """Delete a tenant's table."""

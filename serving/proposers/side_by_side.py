@@ -16,26 +16,14 @@ from distillspec.serving.base.rows import ANY, NOTHING, Option
 from distillspec.serving.base.tree import ROOT, TokenTree, merged
 from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.slot_pool import Prefix
-from distillspec.serving.proposers.base import (
-    EMPTY,
-    ProposalRequest,
-    Proposer,
-    flush_answers,
-    forget_answers,
-    keep_answers,
-    keeps_answers,
-    most_nodes,
-    readers,
-    release_memory,
-    versions_of,
-)
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer, readers
 from distillspec.serving.proposers.draft_collapse import DraftCollapse
 from distillspec.serving.proposers.guarded_proposer import GuardedProposer
 
 log = logging.getLogger(__name__)
 
 
-class SideBySide:
+class SideBySide(Proposer):
     """Drafts by source. Trees of several sources for one row are merged at the root, in the plan's order.
 
     The first source with something to propose is the prospect of a row, others follow. Proposers that read texts do
@@ -74,23 +62,23 @@ class SideBySide:
         Args:
             usual: its acceptance rate by its own evaluation, None: not known.
         """
-        release_memory(self.proposers.get(source))
+        if (before := self.proposers.get(source)) is not None:
+            before.release()
         self.proposers[source], self._guarded[source] = proposer, self._guard(source, proposer, usual)
         self._resolve()
 
     def remove(self, source: str) -> None:
         """Drop a source between steps, and free its memory."""
         del self._guarded[source]
-        release_memory(self.proposers.pop(source))
+        self.proposers.pop(source).release()
         self._resolve()
 
     @property
-    def version(self) -> str:
-        """The version of the first draft model, "" without one."""
-        return next(iter(versions_of(self).values()), "")
+    def versions(self) -> Mapping[str, str]:
+        return {source: member.version for source, member in self.proposers.items() if member.version}
 
     def most_nodes(self, depth: int) -> int:
-        return sum(most_nodes(proposer, depth) for proposer in self.proposers.values())
+        return sum(proposer.most_nodes(depth) for proposer in self.proposers.values())
 
     @property
     def healthy(self) -> Mapping[str, bool]:
@@ -139,7 +127,7 @@ class SideBySide:
         return tuple(able) or last
 
     def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
-        """Pass it on to those that learn from logits."""
+        """Pass it on to all."""
         for guarded in self._guarded.values():
             guarded.see(windows, logits)
 
@@ -173,28 +161,24 @@ class SideBySide:
         for reader in self._readers:
             reader.assume_read(sequence, tokens)
 
-    @property
-    def keeps_answers(self) -> bool:
-        return any(keeps_answers(proposer) for proposer in self.proposers.values())
-
     def forget_tenant(self, tenant: str) -> None:
-        """Pass it on to all that keep answers, whether one raises or not."""
+        """Pass it on to all, whether one raises or not."""
         with ExitStack() as calls:
             for proposer in self.proposers.values():
-                calls.callback(forget_answers, proposer, tenant)
+                calls.callback(proposer.forget_tenant, tenant)
 
     def keep_in(self, folder: Path, vocabulary: int) -> None:
-        """Pass it on to all that can keep what they learn."""
+        """Pass it on to all."""
         for proposer in self.proposers.values():
-            keep_answers(proposer, folder, vocabulary)
+            proposer.keep_in(folder, vocabulary)
 
     def flush(self) -> None:
         for proposer in self.proposers.values():
-            flush_answers(proposer)
+            proposer.flush()
 
     def release(self) -> None:
         for proposer in self.proposers.values():
-            release_memory(proposer)
+            proposer.release()
 
     def _guard(self, source: str, proposer: Proposer, usual: float | None) -> GuardedProposer:
         collapse = DraftCollapse(usual) if self._watches and proposer.version else None
@@ -210,5 +194,7 @@ class SideBySide:
                 return
 
     def _resolve(self) -> None:
-        """Ask protocols once: it takes microseconds, too many for every row of every step."""
+        """Keep what follows from the members. Asking for a protocol takes microseconds, too many for every row."""
         self._readers = [reader for proposer in self.proposers.values() for reader in readers(proposer)]
+        self.version = next(iter(self.versions.values()), "")  # the first draft model's
+        self.keeps_answers = any(proposer.keeps_answers for proposer in self.proposers.values())

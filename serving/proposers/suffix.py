@@ -8,7 +8,7 @@ from pathlib import Path
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import Option
 from distillspec.serving.base.tree import SUFFIX, TokenTree
-from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.base import ProposalRequest, Proposer
 from distillspec.serving.proposers.suffix_index import LONGEST, Continuation, SuffixIndex, continuation
 from distillspec.serving.proposers.suffix_store import SuffixStore
 
@@ -16,7 +16,7 @@ MOST_TOKENS = 32  # of a proposal
 MATCH_STEPS = (3, 4, 6, 8, 12, 16, 24, 32, 48, LONGEST)  # lengths of matches whose acceptance is told apart
 
 
-class SuffixLookup:
+class SuffixLookup(Proposer):
     """Proposes without a model. Deterministic: proposals are one-hot.
 
     Args:
@@ -25,7 +25,6 @@ class SuffixLookup:
         expected: the fewest tokens that must be expected to be right. Below, other sources may propose.
     """
 
-    version = ""
     keeps_answers = True
 
     def __init__(self, store: SuffixStore, *, least: float = 0.1, expected: float = 0.0) -> None:
@@ -45,11 +44,8 @@ class SuffixLookup:
         match = max(step for step in MATCH_STEPS if step <= found.match)
         return (Option(len(found.tokens), False, match, source=SUFFIX),)
 
-    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
-        """Do nothing: new text is read at the next proposal."""
-
     def leave_slot(self, sequence: SequenceState) -> None:
-        """Forget the sequence. A whole answer goes to the store."""
+        """Forget the sequence. A whole answer goes to the store, which writes it at once."""
         self._texts.pop(sequence.id, None)
         self._found.pop(sequence.id, None)
         if sequence.finish_reason in ("stop", "length") and sequence.request.log:
@@ -59,9 +55,6 @@ class SuffixLookup:
     def keep_in(self, folder: Path, vocabulary: int) -> None:
         """Keep answers in a folder too from now on, if there is none yet. Raises RunError if it cannot be made."""
         self.store.keep_in(folder, vocabulary)
-
-    def flush(self) -> None:
-        """Do nothing: each answer is written when it ends."""
 
     def forget_tenant(self, tenant: str) -> None:
         """Delete what is kept of a tenant's answers. Those that run are taken in when they end."""

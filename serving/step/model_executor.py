@@ -22,18 +22,7 @@ from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.windows import Judgement, VerificationWindow
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.slot_pool import Drop, Move, Prefix
-from distillspec.serving.proposers.base import (
-    EMPTY,
-    CountsSteps,
-    ProposalRequest,
-    Proposer,
-    ReadsAhead,
-    TimesMembers,
-    most_nodes,
-    readers,
-    release_memory,
-    versions_of,
-)
+from distillspec.serving.proposers.base import EMPTY, HasMembers, ProposalRequest, Proposer, readers, versions_of
 from distillspec.serving.proposers.guarded_proposer import GuardedProposer
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.step.commit import Committer
@@ -104,7 +93,7 @@ class ModelExecutor:
 
     def use_proposer(self, proposer: Proposer | None) -> None:
         """Draft with another proposer from now on, None: draft nothing. All sequences may speculate again."""
-        release_memory(self.proposer)
+        self._release_proposer()
         self._set(proposer)
         self.sequences.forgive_failures()
 
@@ -115,22 +104,23 @@ class ModelExecutor:
 
     def _set(self, proposer: Proposer | None) -> None:
         self.proposer, self._guarded = proposer, GuardedProposer(proposer, "the proposer", versions_of(proposer))
-        # Asking protocols takes microseconds, too many for every row of every step.
-        self._counts: CountsSteps | None = proposer if isinstance(proposer, CountsSteps) else None
-        self._ahead: ReadsAhead | None = proposer if isinstance(proposer, ReadsAhead) else None
-        self._times: TimesMembers | None = proposer if isinstance(proposer, TimesMembers) else None
+        self._several: HasMembers | None = proposer if isinstance(proposer, HasMembers) else None
         self._readers = readers(proposer)
+
+    def _release_proposer(self) -> None:
+        if self.proposer is not None:
+            self.proposer.release()
 
     def begin_step(self) -> None:
         self._guarded.step()
-        if self._counts is not None:
-            self._counts.begin_step()
+        if self.proposer is not None:
+            self.proposer.begin_step()
 
     def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
         return NOTHING if self.proposer is None else self._guarded.foreseen(sequence, ANYTHING)
 
     def most_nodes(self, depth: int) -> int:
-        return most_nodes(self.proposer, depth)
+        return depth if self.proposer is None else max(depth, self.proposer.most_nodes(depth))
 
     def run(self, work: StepWork) -> tuple[RowResult, ...]:
         self._read_late_states(work)
@@ -205,7 +195,7 @@ class ModelExecutor:
     def release(self) -> None:
         self._thread.stop()
         self.runner.release()
-        release_memory(self.proposer)
+        self._release_proposer()
 
     def _caches(self) -> list[SlotCache]:
         return [self.runner.cache, *(cache for reader in self._readers for cache in reader.caches)]
@@ -219,10 +209,10 @@ class ModelExecutor:
 
     def _read_ahead(self, work: StepWork) -> None:
         """Let drafts read the texts of rows that will switch to them."""
-        if not work.plan.readings or self._ahead is None:
+        if not work.plan.readings or self._several is None:
             return
         started, unfinished = work.timer.now, self.sequences.unfinished
-        self._ahead.read_ahead([(own.source, unfinished[own.sequence_id], own.tokens) for own in work.plan.readings])
+        self._several.read_ahead([(own.source, unfinished[own.sequence_id], own.tokens) for own in work.plan.readings])
         work.timer.readings_s += work.timer.now - started
 
     def _propose(self, work: StepWork) -> list[TokenTree]:
@@ -234,11 +224,11 @@ class ModelExecutor:
         requests = [ProposalRequest(sequence, row.trees) for sequence, row in pairs if row.trees]
         if not requests or self.proposer is None:
             return [EMPTY] * len(pairs)
-        if self._times is not None:
-            self._times.clock = work.timer.clock
+        if self._several is not None:
+            self._several.clock = work.timer.clock
         proposals = self._guarded.propose(requests)
-        if self._times is not None:
-            work.timer.add_drafted(self._times.seconds)
+        if self._several is not None:
+            work.timer.add_drafted(self._several.seconds)
         found = iter(proposals)
         trees = [next(found).shortened(row.verified_length) if row.trees else EMPTY for _, row in pairs]
         return [self._shortened_to_fit(sequence, tree) for sequence, tree in zip(work.decoding, trees, strict=True)]

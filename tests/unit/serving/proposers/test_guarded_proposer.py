@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -18,11 +18,8 @@ from distillspec.serving.proposers.draft_collapse import JUDGED_TOKENS, DraftCol
 from distillspec.serving.proposers.guarded_proposer import ASIDE_STEPS, GuardedProposer
 
 
-class Failing:
+class Failing(Proposer):
     """Fails whenever it is told what was accepted."""
-
-    caches = ()
-    version = ""
 
     def propose(self, requests: Sequence[Any]) -> list[TokenTree]:
         return [EMPTY] * len(requests)
@@ -30,13 +27,9 @@ class Failing:
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         raise RuntimeError("no such place")
 
-    def leave_slot(self, sequence: SequenceState) -> None: ...
-
-    def release(self) -> None: ...
-
 
 def test_what_all_rows_of_a_step_share_is_one_failure(caplog: pytest.LogCaptureFixture) -> None:
-    guarded = GuardedProposer(cast(Proposer, Failing()), "half", ["half"])
+    guarded = GuardedProposer(Failing(), "half", ["half"])
     rows = [SequenceState(str(i), Request(str(i), (5, 6)), 0, i, [5, 6], frozenset(), 64, slot=i) for i in range(8)]
     with caplog.at_level(logging.WARNING):
         for row in rows:
@@ -75,7 +68,7 @@ def row(name: str) -> SequenceState:
 
 def test_a_draft_of_nan_answers_in_a_row_rests(caplog: pytest.LogCaptureFixture) -> None:
     proposer = Spoilt()
-    guarded = GuardedProposer(cast(Proposer, proposer), "half", ["half"])
+    guarded = GuardedProposer(proposer, "half", ["half"])
 
     def answer(name: str, broken: bool) -> None:
         proposer.not_finite = {name} if broken else set()
@@ -106,7 +99,7 @@ def test_a_draft_of_nan_answers_in_a_row_rests(caplog: pytest.LogCaptureFixture)
 
 def test_one_sound_row_of_a_step_speaks_for_the_draft() -> None:
     proposer = Spoilt()
-    guarded = GuardedProposer(cast(Proposer, proposer), "half", ["half"])
+    guarded = GuardedProposer(proposer, "half", ["half"])
     proposer.not_finite = {"0", "1", "2"}
     guarded.propose([ProposalRequest(row(str(number)), chain_of(1)) for number in range(4)])
     assert not guarded.paused
@@ -117,7 +110,7 @@ def test_one_sound_row_of_a_step_speaks_for_the_draft() -> None:
 def test_a_draft_that_collapses_is_set_aside_and_comes_back_after_better_tokens(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    guarded = GuardedProposer(cast(Proposer, Spoilt()), "half", ["half"], DraftCollapse(0.4))
+    guarded = GuardedProposer(Spoilt(), "half", ["half"], DraftCollapse(0.4))
     with caplog.at_level(logging.WARNING):
         for _ in range(JUDGED_TOKENS - 1):
             guarded.judge(False)
@@ -136,7 +129,7 @@ def test_a_draft_that_collapses_is_set_aside_and_comes_back_after_better_tokens(
 
 
 def test_one_that_a_selection_leaves_by_itself_is_unhealthy_and_does_not_rest(caplog: pytest.LogCaptureFixture) -> None:
-    guarded = GuardedProposer(cast(Proposer, Spoilt()), "half", ["half"], DraftCollapse(0.4), rests=False)
+    guarded = GuardedProposer(Spoilt(), "half", ["half"], DraftCollapse(0.4), rests=False)
     with caplog.at_level(logging.WARNING):
         for _ in range(3 * JUDGED_TOKENS):
             guarded.judge(False)
@@ -151,7 +144,7 @@ def test_one_that_a_selection_leaves_by_itself_is_unhealthy_and_does_not_rest(ca
 
 
 def test_what_is_not_watched_is_not_judged() -> None:
-    guarded = GuardedProposer(cast(Proposer, Spoilt()), "half", ["half"])
+    guarded = GuardedProposer(Spoilt(), "half", ["half"])
     for _ in range(JUDGED_TOKENS):
         guarded.judge(False)
     assert guarded.healthy

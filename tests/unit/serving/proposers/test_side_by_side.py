@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import cast
 
 import pytest
 
@@ -16,7 +15,7 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import BatchView
 from distillspec.serving.base.shape import PlannedTree, TreeShape, chain_of
 from distillspec.serving.base.tree import LOOKUP, NGRAM, SUFFIX, TokenTree, merged
-from distillspec.serving.proposers.base import ProposalRequest, Proposer
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
 from distillspec.serving.proposers.draft_collapse import JUDGED_TOKENS
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.ngram import Ngram
@@ -139,21 +138,20 @@ def test_trees_of_several_sources_are_joined_in_the_plans_order(
     assert pair.foreseen(sequence)[0].source == LOOKUP
 
 
-class Silent:
-    """Hears what was accepted, and does nothing."""
-
-    caches = ()
+class Silent(Proposer):
+    """Proposes nothing."""
 
     def __init__(self, version: str) -> None:
         self.version = version
 
-    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None: ...
+    def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
+        return [EMPTY] * len(requests)
 
 
 @pytest.mark.parametrize("rests", [True, False])
 def test_a_draft_is_judged_by_its_first_tokens_that_were_tried(rests: bool) -> None:
     """Those behind an accepted n-gram were not, and a draft that rests has none."""
-    proposers = {name: cast(Proposer, Silent(version)) for name, version in ((NGRAM, ""), ("a", "1"), ("b", "2"))}
+    proposers = {name: Silent(version) for name, version in ((NGRAM, ""), ("a", "1"), ("b", "2"))}
     pair = SideBySide(proposers, {"a": 0.5, "b": 0.5}, rest_collapsed=rests)
     sequence = SequenceState("s", Request("s", (5, 6), GREEDY), 0, 0, [5, 6], frozenset(), 64, slot=0)
     behind = merged([TokenTree.chain((9,), source=NGRAM), TokenTree.chain((5, 6), source="a")])
