@@ -31,7 +31,7 @@ from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.base.shape import PlannedTree
 from distillspec.serving.base.tree import NGRAM
-from distillspec.serving.baselines.named import named_controller
+from distillspec.serving.baselines.by_name import named_controller
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 

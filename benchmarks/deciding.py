@@ -63,9 +63,9 @@ def network_reads(draft: LanguageModel | None) -> str:
     Raises:
         SystemExit: it has no network.
     """
-    if draft is None or draft.stop is None:
+    if draft is None or draft.stop_head is None:
         raise SystemExit("--stop names a draft without a network; give the one that distill train-stop wrote")
-    return draft.stop.reads
+    return draft.stop_head.reads
 
 
 def _deciding(options: Any, path: str, threshold: float) -> Engine:

@@ -32,7 +32,7 @@ from distillspec.config import HardwareConfig, TargetConfig
 from distillspec.models import load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine
-from distillspec.serving.baselines.named import named_controller
+from distillspec.serving.baselines.by_name import named_controller
 from distillspec.serving.bench.drive import drive
 from distillspec.serving.bench.load import Arrival
 from distillspec.serving.bench.summary import summarise

@@ -33,7 +33,7 @@ from distillspec.models import LanguageModel, initialise_draft, load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.baselines.named import named_controller
+from distillspec.serving.baselines.by_name import named_controller
 from distillspec.serving.bench.compare import Ratio, speed_ratio
 from distillspec.serving.bench.drive import drive
 from distillspec.serving.bench.load import Arrival

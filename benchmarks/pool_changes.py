@@ -35,12 +35,12 @@ from distillspec.models import LanguageModel, load_target
 from distillspec.models.memory import token_bytes
 from distillspec.serving import Engine, Request
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.baselines.named import named_controller
+from distillspec.serving.baselines.by_name import named_controller
 from distillspec.serving.draft_loading import draft_names, evaluated, load_draft, load_named
 from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.side_by_side import SideBySide
-from distillspec.serving.selection.named import compared_selection
+from distillspec.serving.selection.by_name import compared_selection
 from distillspec.serving.selection.selecting import SelectingController
 
 GOALS = {"swap_requests": 200, "collapse_requests": 30, "switch_p99": 1.2}

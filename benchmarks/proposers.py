@@ -29,7 +29,7 @@ from distillspec.models import load_target
 from distillspec.recipes.rates import ratios
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.draft_loading import load_draft
-from distillspec.serving.proposers.named import draft_models
+from distillspec.serving.proposers.by_name import draft_models
 
 ALONE = "draft"
 THRESHOLD = 0.3  # of what is gated: below, verification and drafting cost more than they bring

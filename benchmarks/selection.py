@@ -33,7 +33,7 @@ from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
-from distillspec.serving.selection.named import with_selection
+from distillspec.serving.selection.by_name import with_selection
 
 NONE, SELECTIONS = "none", ("goodput", "lbss", "epsilon_greedy", "random")
 GOALS = {"goodput": 0.01, "lbss": 0.01}  # share of a step, with the most rows

@@ -20,7 +20,7 @@ from common import write_result
 from turns import NO_DRAFT, Bench, interval, shown, turn_options
 
 from distillspec.recipes.rates import best_of, ratios
-from distillspec.serving.baselines.named import named_controller
+from distillspec.serving.baselines.by_name import named_controller
 
 CHAINS = ["none", "fixed-1", "fixed-2", "fixed-3", "fixed-4"]
 TREES = ["siblings-2-1", "siblings-3-2", "tree-2-2"]

@@ -31,7 +31,7 @@ from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.requests import Request
 from distillspec.serving.baselines.tree_names import tree_settings
 from distillspec.serving.draft_loading import load_draft
-from distillspec.serving.proposers.named import grow_as
+from distillspec.serving.proposers.by_name import use_trees
 
 TOKENS = 256  # of an answer
 TURN = 8  # steps of a side at a time
@@ -53,7 +53,7 @@ class Side(NamedTuple):
         """Let the engine's next steps be this side's."""
         if self.controller is not None:
             self.engine.use_controller(self.controller)
-            grow_as(self.engine.proposer, self.trees or self.engine.settings)
+            use_trees(self.engine.proposer, self.trees or self.engine.settings)
 
 
 @dataclass(frozen=True)

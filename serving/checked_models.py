@@ -14,7 +14,7 @@ from distillspec.serving.execution.attention import choose_attention, page_token
 from distillspec.serving.execution.memory import CachePlan, check_elsewhere, choose_model_len, plan_cache
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
-from distillspec.serving.proposers.named_checks import check_named, check_proposer
+from distillspec.serving.proposers.settings_checks import check_named, check_proposer
 from distillspec.serving.usable_drafts import check_pool, hold_fitting, kept_states, servable_drafts
 
 

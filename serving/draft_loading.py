@@ -33,7 +33,7 @@ def placed(draft: LanguageModel, device: torch.device) -> LanguageModel:
     if draft.device == device:
         return draft
     draft.model.to(device)
-    return draft if draft.stop is None else replace(draft, stop=draft.stop.to(device))
+    return draft if draft.stop_head is None else replace(draft, stop_head=draft.stop_head.to(device))
 
 
 def device_of_drafts(name: str | None, target: LanguageModel) -> torch.device | None:

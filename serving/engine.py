@@ -28,8 +28,8 @@ from distillspec.serving.engine_builder import build_parts
 from distillspec.serving.engine_drafts import EngineDrafts, by_source
 from distillspec.serving.engine_view import EngineView
 from distillspec.serving.execution.graphs import Recorder
-from distillspec.serving.proposers.base import Proposer, flush_answers
-from distillspec.serving.proposers.named import uses_draft
+from distillspec.serving.proposers.base import Proposer
+from distillspec.serving.proposers.by_name import uses_draft
 from distillspec.serving.start_costs import give_costs, measure_at_start, takes_costs
 from distillspec.serving.step.output import StepOutput
 from distillspec.serving.timed_passes import TimedPasses
@@ -265,7 +265,8 @@ class Engine(EngineView):
 
     def close(self) -> None:
         """Give the models back as they were, and free caches and packed weights. More calls do nothing."""
-        flush_answers(self.proposer)
+        if self.proposer is not None:
+            self.proposer.flush()
         self._models.release_all()
         self._executor.release()
         return_freed_memory()

@@ -22,20 +22,19 @@ from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.ladder import UNRECORDED, Recorded
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.checked_models import CheckedModels, check_models, hold_models
-from distillspec.serving.control.named import ControllerParts, make_controller
+from distillspec.serving.control.by_name import ControllerParts, make_controller
 from distillspec.serving.costs.hardware_profile import Profile
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import evaluated, version_of
 from distillspec.serving.execution.graphs import CudaRecorder, Recorder
-from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.execution.memory import CachePlan
 from distillspec.serving.execution.runner import ModelRunner
+from distillspec.serving.execution.slot_pool import SlotPool
 from distillspec.serving.held_models import HeldModels
 from distillspec.serving.pass_recording import choose_recorder, describe_passes, recorded_tokens
 from distillspec.serving.proposers.base import Proposer
-from distillspec.serving.proposers.draft_model import DraftModel
-from distillspec.serving.proposers.named import (
+from distillspec.serving.proposers.by_name import (
     ProposerParts,
     drafting_alone,
     free_sources,
@@ -44,8 +43,9 @@ from distillspec.serving.proposers.named import (
     make_proposer,
     uses_draft,
 )
+from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.side_by_side import SideBySide
-from distillspec.serving.selection.named import with_selection
+from distillspec.serving.selection.by_name import with_selection
 from distillspec.serving.step.core import EngineCore
 from distillspec.serving.step.model_executor import ModelExecutor
 from distillspec.serving.step.prefill_pace import PrefillPace

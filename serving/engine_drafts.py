@@ -29,8 +29,8 @@ from distillspec.serving.execution.draft_room import DraftRoom, room_for
 from distillspec.serving.execution.memory import CachePlan, check_draft_fits, longest_read
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
+from distillspec.serving.proposers.by_name import uses_draft
 from distillspec.serving.proposers.draft_model import DraftModel
-from distillspec.serving.proposers.named import uses_draft
 from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.step.core import EngineCore
 from distillspec.serving.step.model_executor import ModelExecutor

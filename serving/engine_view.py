@@ -20,14 +20,7 @@ from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.engine_drafts import EngineDrafts
 from distillspec.serving.execution.draft_room import DraftRoom
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.base import (
-    Proposer,
-    forget_answers,
-    health_of,
-    keep_answers,
-    keeps_answers,
-    versions_of,
-)
+from distillspec.serving.proposers.base import Proposer, versions_of
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.sequences.scheduler import Limits
 from distillspec.serving.step.commit import Committer, Observer
@@ -166,12 +159,12 @@ class EngineView:
     @property
     def draft_health(self) -> Mapping[str, bool]:
         """Drafts of a pool by source: False for those that raised, gave NaN or collapsed lately. Any thread may ask."""
-        return health_of(self.proposer)
+        return {} if self.proposer is None else self.proposer.healthy
 
     @property
     def keeps_answers(self) -> bool:
         """True if the proposer looks up earlier answers."""
-        return keeps_answers(self.proposer)
+        return self.proposer is not None and self.proposer.keeps_answers
 
     def forget_prompts(self) -> None:
         """Drop the prefixes that idle slots remember, between steps: the next prompts are read whole."""
@@ -183,7 +176,12 @@ class EngineView:
         Any thread may call it. The future ends before the next step, with a `RunError` if the folder cannot be made.
         """
         width = self.sampler.columns.width
-        return self._between_steps(lambda: keep_answers(self.proposer, folder, width))
+
+        def keep() -> None:
+            if self.proposer is not None:
+                self.proposer.keep_in(folder, width)
+
+        return self._between_steps(keep)
 
     def forget_tenant(self, tenant: str) -> Future[None]:
         """Delete a tenant's text before the next step: answers that the proposer keeps, and what idle slots hold.
@@ -198,7 +196,8 @@ class EngineView:
             self.sequences.forget_tenant(tenant)
             self._core.wipe()
             _forget_words(self.sequences.tokenizer)
-            forget_answers(self.proposer, tenant)
+            if self.proposer is not None:
+                self.proposer.forget_tenant(tenant)
 
         return self._between_steps(forget)
 

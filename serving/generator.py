@@ -16,7 +16,7 @@ from distillspec.serving.base.params import SEED_LIMIT, SamplingParams
 from distillspec.serving.base.requests import CompletionOutput, Request, SequenceState
 from distillspec.serving.base.transfer import to_device
 from distillspec.serving.engine import Engine
-from distillspec.serving.proposers.named import without_draft
+from distillspec.serving.proposers.by_name import without_draft
 from distillspec.serving.step.commit import Emission
 from distillspec.signals import SignalRequest
 from distillspec.types import GenerationRequest, Sample, SamplingPolicy

@@ -21,9 +21,9 @@ from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.base import Foresees, HasMembers, ProposalRequest, Proposer, caches_of, readers
+from distillspec.serving.proposers.base import HasMembers, ProposalRequest, Proposer, caches_of, readers
+from distillspec.serving.proposers.by_name import draft_models
 from distillspec.serving.proposers.draft_model import DraftModel
-from distillspec.serving.proposers.named import draft_models
 
 TOKEN = 5  # any token costs the same
 
@@ -85,8 +85,8 @@ class TimedPasses:
     def drafts(self) -> list[Option]:
         """Return what each draft may propose for a row with some text."""
         (sequence,) = _sequences(1, 1)
-        foreseen = self.proposer.foreseen(sequence) if isinstance(self.proposer, Foresees) else ANYTHING
-        return [own for own in foreseen if own.drafted_by_model]
+        foreseen = None if self.proposer is None else self.proposer.foreseen(sequence)
+        return [own for own in (ANYTHING if foreseen is None else foreseen) if own.drafted_by_model]
 
     def drafting(self, rows: int, length: int, context: int, source: str = DRAFT) -> Work:
         """Return a whole draft loop for greedy requests: one pass a depth, or a single one for a block.
@@ -116,7 +116,7 @@ class TimedPasses:
         """Return the most tokens of a text that a draft reads."""
         members = self.proposer.proposers if isinstance(self.proposer, HasMembers) else {source: self.proposer}
         draft = members.get(source)
-        return draft.longest if isinstance(draft, DraftModel) else ANY
+        return draft.longest_text if isinstance(draft, DraftModel) else ANY
 
     def warm_up(self, works: Sequence[Work]) -> None:
         """Make each model's cache, and take the memory of all contexts: pages never written would be read faster."""

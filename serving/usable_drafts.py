@@ -15,8 +15,8 @@ from distillspec.serving.draft_loading import accepted, refusing_out_of_memory
 from distillspec.serving.execution.memory import CachePlan, longest_read
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
-from distillspec.serving.proposers.named import SOURCES
-from distillspec.serving.selection.named import check_selection
+from distillspec.serving.proposers.by_name import SOURCES
+from distillspec.serving.selection.by_name import check_selection
 
 PlanCache = Callable[[list[LanguageModel]], CachePlan]  # of these drafts beside the target
 

@@ -270,8 +270,8 @@ def _measure_untrained(
         return read_object(record)
     target = evaluator.states.target
     draft = prepare_draft(config.draft, target, lambda: texts_of_run(config.data, target, data, config.seed, samples))
-    if draft.stop is not None:
-        draft = replace(draft, stop=None)
+    if draft.stop_head is not None:
+        draft = replace(draft, stop_head=None)
         print("left out what train-stop taught the draft: it is of the weights before; teach the new ones again")
     save_draft(draft, folder / "initial", target)
     with progress("measuring the untrained draft"):

@@ -9,8 +9,9 @@ Add a choice in two steps.
 
    - loss: `formula(pair: BucketedPair, **params) -> Tensor [N]`, in nats; see `distillspec.losses.divergences`
    - draft kind: `make(config, target, layers: LayerSelection) -> LanguageModel`; see `distillspec.models.draft`
-   - proposer: `make(parts: ProposerParts, **options) -> Proposer`; see `distillspec.serving.proposers.named`
-   - controller: `make(parts: ControllerParts, **options) -> LengthController`; see `distillspec.serving.control.named`
+   - proposer: `make(parts: ProposerParts, **options) -> Proposer`; see `distillspec.serving.proposers.by_name`
+   - controller: `make(parts: ControllerParts, **options) -> LengthController`; see
+     `distillspec.serving.control.by_name`
    - selection: `make(parts: SelectionParts, **options) -> Selection`; see `distillspec.serving.selection.base`
 
 2. Add one line to its table here: `"mine": LossChoice("my_package.mine:formula", "what it does")`.
@@ -168,22 +169,22 @@ DRAFT_KINDS: dict[str, Choice] = {
 
 OF_TREES = ("tree", "widths", "nodes")  # settings of drafted trees
 PROPOSERS: dict[str, ProposerChoice] = {
-    "none": ProposerChoice("distillspec.serving.proposers.named:make_none", "no speculation", alone=True),
+    "none": ProposerChoice("distillspec.serving.proposers.by_name:make_none", "no speculation", alone=True),
     "draft_model": ProposerChoice(
-        "distillspec.serving.proposers.named:make_draft_model",
+        "distillspec.serving.proposers.by_name:make_draft_model",
         "the draft",
         reads=("draft_confidence", *OF_TREES),
         needs=("draft",),
         source="draft",
     ),
     "prompt_lookup": ProposerChoice(
-        "distillspec.serving.proposers.named:make_prompt_lookup",
+        "distillspec.serving.proposers.by_name:make_prompt_lookup",
         "what followed the last tokens earlier in the text",
         without_draft="prompt_lookup",
         source="lookup",
     ),
     "lookup_else_model": ProposerChoice(
-        "distillspec.serving.proposers.named:make_lookup_else_model",
+        "distillspec.serving.proposers.by_name:make_lookup_else_model",
         "prompt_lookup or the draft",
         reads=("draft_confidence", *OF_TREES),
         needs=("draft",),
@@ -191,32 +192,32 @@ PROPOSERS: dict[str, ProposerChoice] = {
         alone=True,
     ),
     "suffix": ProposerChoice(
-        "distillspec.serving.proposers.named:make_suffix",
+        "distillspec.serving.proposers.by_name:make_suffix",
         "what followed the last tokens in the text and in earlier answers of the tenant",
         without_draft="suffix",
     ),
     "recycling": ProposerChoice(
-        "distillspec.serving.proposers.named:make_recycling",
+        "distillspec.serving.proposers.by_name:make_recycling",
         "what the target found probable behind the last token before, in trees",
         reads=OF_TREES,
         without_draft="recycling",
         source="recycled",
     ),
     "ngram": ProposerChoice(
-        "distillspec.serving.proposers.named:make_ngram",
+        "distillspec.serving.proposers.by_name:make_ngram",
         "what followed the last tokens in the tenant's texts so far, in trees",
         reads=OF_TREES,
         without_draft="ngram",
     ),
     "staged": ProposerChoice(
-        "distillspec.serving.proposers.named:make_staged",
+        "distillspec.serving.proposers.by_name:make_staged",
         "the draft, in fewer passes where a proposer without a model guesses its tokens",
         reads=("draft_confidence", *OF_TREES),
         needs=("draft",),
         alone=True,
     ),
     "suffix_else_model": ProposerChoice(
-        "distillspec.serving.proposers.named:make_suffix_else_model",
+        "distillspec.serving.proposers.by_name:make_suffix_else_model",
         "suffix or the draft",
         reads=("draft_confidence", *OF_TREES),
         needs=("draft",),
@@ -231,9 +232,9 @@ DRAFT_ALONE, WITHOUT_DRAFT = "draft_model", "none"
 BESIDE_DRAFT = ("ngram", DRAFT_ALONE)
 
 CONTROLLERS: dict[str, Choice] = {
-    "fixed": Choice("distillspec.serving.control.named:make_fixed", "speculation_length for every row"),
+    "fixed": Choice("distillspec.serving.control.by_name:make_fixed", "speculation_length for every row"),
     "goodput": Choice(
-        "distillspec.serving.control.named:make_goodput",
+        "distillspec.serving.control.by_name:make_goodput",
         "most expected tokens a second, by row and step",
         reads=("lengths", "max_time_per_token_s", "profile"),
     ),

@@ -66,7 +66,7 @@ def save_draft(
         "lineage": draft.lineage,
         "embeddings": "own" if own else "target",
         **({} if reading is None else {"reads": reading}),
-        **({} if draft.stop is None else {"stop": draft.stop.record}),
+        **({} if draft.stop_head is None else {"stop": draft.stop_head.record}),
         **(extra or {}),
     }
 
@@ -74,8 +74,8 @@ def save_draft(
         if draft.kept_ids is not None:
             (temporary / KEPT_IDS).write_text(json.dumps({"d2t": draft.kept_ids.tolist()}) + "\n")
         write_weights(draft, temporary, embeddings=own, dtype=dtype)
-        if draft.stop is not None:
-            write_stop_head(draft.stop, temporary)
+        if draft.stop_head is not None:
+            write_stop_head(draft.stop_head, temporary)
         if draft.tokenizer is not None:
             draft.tokenizer.save_pretrained(temporary)
         (temporary / METADATA).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
@@ -131,9 +131,9 @@ def load_draft(
     if target is not None:
         model.to(target.device)
     identity = identify(tokenizer, rows, fingerprint(model))
-    stop = read_stop_head(folder, record.get("stop"), model.device)
+    stop_head = read_stop_head(folder, record.get("stop"), model.device)
     lineage, measured = record.get("lineage", {}), (_evaluated(record), _rank_acceptance(record))
-    draft = LanguageModel(model.eval(), tokenizer, identity, str(folder), kept_ids, lineage, stop, *measured)
+    draft = LanguageModel(model.eval(), tokenizer, identity, str(folder), kept_ids, lineage, stop_head, *measured)
     return draft if target is None else matched(draft, target)
 
 

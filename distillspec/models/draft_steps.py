@@ -38,7 +38,7 @@ class Readers(NamedTuple):
     nodes: int
 
 
-class Chance(NamedTuple):
+class DrawParameters(NamedTuple):
     """Numbers that draws of R rows follow.
 
     policies: `[R, 4]` float64: temperature (0: greedy), top-k, top-p, min-p (0, 1 and 0 switch filters off).
@@ -81,7 +81,7 @@ class Chosen(NamedTuple):
 
     ids: Tensor  # [nodes] int64, absolute, −1 where there is no further one
     finite: Tensor  # [S] bool: False where logits were NaN, or left nothing
-    probs: Tensor | None  # [S, width] float32 that tokens were drawn from, undefined if greedy. None without `Chance`
+    probs: Tensor | None  # [S, width] float32 that tokens were drawn from. Undefined for greedy rows, None if all are
 
 
 class Packed(Protocol):
@@ -141,7 +141,7 @@ class DraftSteps:
         kernel, native = vector_kernel(), self.native
         return None if weight is None else native.pages.keep(kernel.packed(weight.detach(), native.kind.weights))
 
-    def run(self, cache: SlotCache, unread: Unread, readers: Readers, chance: Chance | None) -> Chosen:
+    def run(self, cache: SlotCache, unread: Unread, readers: Readers, draw: DrawParameters | None) -> Chosen:
         """Read what is new, and choose the tokens behind it, level by level.
 
         What the cache keeps of readers stands behind their texts, by their numbers, and in the cache's spare place
@@ -149,14 +149,14 @@ class DraftSteps:
 
         Args:
             cache: the draft's own.
-            chance: None if all rows are greedy.
+            draw: None if all rows are greedy.
         """
         count, width = len(readers.numbers), self.model.width
         ids = torch.empty(readers.nodes, dtype=torch.int64)
         finite = torch.empty(count, dtype=torch.bool)
-        probs = None if chance is None else torch.empty(count, width)
-        draws = (0, 0) if chance is None else chance.uniforms.shape[1:]
-        by = [None] * 4 if chance is None else [None if part is None else part.contiguous() for part in chance]
+        probs = None if draw is None else torch.empty(count, width)
+        draws = (0, 0) if draw is None else draw.uniforms.shape[1:]
+        parts = [None] * 4 if draw is None else [None if part is None else part.contiguous() for part in draw]
         columns = numbers([] if unread.before is None else unread.before.columns)
         given = numbers(
             [
@@ -165,7 +165,7 @@ class DraftSteps:
                 *self._entry(addressof(columns), len(columns)),
                 *(self._norm.data_ptr(), _at(self._head), _at(self._markov), _rank(self.model.state_input)),
                 *(int(self.model.drafts_block), width, self._padded, _at(self._ids)),
-                *(*map(_at, by), unread.tokens.ctypes.data),
+                *(*map(_at, parts), unread.tokens.ctypes.data),
                 0 if unread.before is None else unread.before.addresses.ctypes.data,
                 *(ids.data_ptr(), finite.data_ptr(), _at(probs)),
             ]

@@ -23,7 +23,7 @@ class LanguageModel:
     `kept_ids [Vd]` (int64, sorted) are the absolute ids of the head's rows when the vocabulary is truncated. None: the
     head covers the whole vocabulary. Ids that the tokenizer cannot produce (rows that pad the head to a round size) are
     cut off, so all logits are `identity.vocab_size` or `len(kept_ids)` wide. A model folder may lack a tokenizer: such
-    a model reads and writes token ids only. `stop` predicts which tokens of a draft are accepted. `evaluated` is the
+    a model reads and writes token ids only. `stop_head` tells which tokens of a draft are accepted. `evaluated` is the
     acceptance rate that a draft's own run measured on held-out text, `rank_acceptance` that of heads by drafted
     position and rank (`EvaluationResult`).
     """
@@ -34,7 +34,7 @@ class LanguageModel:
     name: str
     kept_ids: Tensor | None = None
     lineage: dict[str, Any] = field(default_factory=dict)
-    stop: StopHead | None = None
+    stop_head: StopHead | None = None
     evaluated: float | None = None
     rank_acceptance: tuple[tuple[float, ...], ...] = ()
 
@@ -181,7 +181,7 @@ class LanguageModel:
         return read
 
     @property
-    def predicts_acceptance(self) -> bool:
+    def has_confidence_head(self) -> bool:
         """Return True if a confidence head tells how probable it is that each drafted token is accepted."""
         return getattr(self.state_input, "confidence", None) is not None
 

@@ -77,8 +77,8 @@ def _try(weights: Sequence[Tensor], tokens: Sequence[int]) -> dict[int, dict[typ
 
 def keeps_rows_apart(product: PackedProduct, weight: Tensor) -> bool:
     """Return True if a token's product does not depend on the tokens beside it. FBGEMM's does on AVX2."""
-    chance = torch.Generator().manual_seed(0)
-    x = torch.randn(MOST_BESIDE, weight.shape[1], generator=chance).to(weight.dtype)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(MOST_BESIDE, weight.shape[1], generator=generator).to(weight.dtype)
     alone = product(x[:1])
     return all(torch.equal(product(x[:rows])[:1], alone) for rows in range(2, 1 + MOST_BESIDE))
 

@@ -56,7 +56,7 @@ class DistillModule(nn.Module):
         self.model = draft.model
         self.draft = draft
         self.mix = LossMix.parse(config.terms)
-        if draft.predicts_acceptance and not self.mix.needs_teacher:
+        if draft.has_confidence_head and not self.mix.needs_teacher:
             draft.state_input.confidence.requires_grad_(False)  # type: ignore[union-attr]
         self.config = config
         self.problem: str | None = None
@@ -154,7 +154,7 @@ class DistillModule(nn.Module):
             advantage=advantage,
             temperature=self.config.temperature,
         )
-        if not self.draft.predicts_acceptance or result.acceptance is None:
+        if not self.draft.has_confidence_head or result.acceptance is None:
             return result
         missed = self._confidence_loss(hidden, result.acceptance, weights) / normalizer
         return replace(result, loss=result.loss + missed)
@@ -171,7 +171,7 @@ class DistillModule(nn.Module):
         Processes that share gradients would wait for those of the others.
         """
         reached = self.head_weight.sum() + torch.stack([each.sum() for each in hidden]).sum()
-        if self.draft.predicts_acceptance:
+        if self.draft.has_confidence_head:
             reached = reached + self.draft.state_input.confidence_logits(hidden[0]).sum()  # type: ignore[union-attr, operator]
         return (reached if self.head_bias is None else reached + self.head_bias.sum()) * math.nan
 

@@ -18,7 +18,7 @@ from distillspec.recipes.kinds.results import interval_cell
 from distillspec.recipes.unseen import unseen_prompts
 from distillspec.serving import Engine, EngineSettings, SamplingParams
 from distillspec.serving.base.fixed import FixedLength
-from distillspec.serving.baselines.named import named_controller
+from distillspec.serving.baselines.by_name import named_controller
 from distillspec.serving.baselines.tree_names import tree_settings
 from distillspec.serving.bench.compare import speed_ratio
 from distillspec.serving.bench.drive import drive
@@ -26,7 +26,7 @@ from distillspec.serving.bench.load import Arrival, poisson_load
 from distillspec.serving.bench.records import LoadRecord
 from distillspec.serving.bench.rounds import Side, figures, take_turns, write_records
 from distillspec.serving.draft_loading import load_draft
-from distillspec.serving.proposers.named import grow_as
+from distillspec.serving.proposers.by_name import use_trees
 from distillspec.types import Prompt
 
 NONE, CHAINS, TREES = "none", "goodput-chains", "goodput"
@@ -129,7 +129,7 @@ def _side(engine: Engine, name: str) -> Side[Prompt]:
 
     def bear(arrivals: Sequence[Arrival[Prompt]], title: str) -> LoadRecord:
         engine.use_controller(controller)
-        grow_as(engine.proposer, trees)
+        use_trees(engine.proposer, trees)
         with progress(title) as line:
             return drive(engine, arrivals, on_progress=lambda done: line.update(done / len(arrivals), f"{done} done"))
 

@@ -14,7 +14,7 @@ from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.bench.drive import drive
 from distillspec.serving.bench.load import Arrival
 from distillspec.serving.bench.records import RequestRecord
-from distillspec.serving.selection.named import compared_selection
+from distillspec.serving.selection.by_name import compared_selection
 from distillspec.serving.simulation import Hardware
 from distillspec.serving.simulation.recorded_trace import AcceptanceRecorder, Trials, recorded_pool
 from distillspec.types import Prompt

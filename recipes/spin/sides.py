@@ -12,9 +12,9 @@ from distillspec.config.registry import SELECTIONS
 from distillspec.models import load_target
 from distillspec.serving import Engine, EngineSettings
 from distillspec.serving.base.controllers import LengthController
-from distillspec.serving.baselines.named import named_controller
+from distillspec.serving.baselines.by_name import named_controller
 from distillspec.serving.draft_loading import draft_names, evaluated, load_drafts
-from distillspec.serving.selection.named import compared_selection
+from distillspec.serving.selection.by_name import compared_selection
 from distillspec.serving.selection.selecting import selecting
 
 NONE = "none"  # no speculation

@@ -27,7 +27,7 @@ from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.fixed import FixedLength, FixedTree
 from distillspec.serving.base.shape import TreeShape, chain_shape
-from distillspec.serving.baselines.named import named_controller
+from distillspec.serving.baselines.by_name import named_controller
 from distillspec.serving.draft_loading import load_draft
 
 LONGEST = 256  # tokens of a prompt

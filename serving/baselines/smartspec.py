@@ -23,7 +23,7 @@ from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.rows import BatchView
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.control.named import ControllerParts
+from distillspec.serving.control.by_name import ControllerParts
 from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 

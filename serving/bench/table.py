@@ -15,12 +15,13 @@ Column = tuple[str, Callable[[LoadSummary], str]]
 
 def engine_table(summaries: Summaries, ratios: Ratios, first: str) -> Table:
     """Return the table of one engine's policies."""
-    own: tuple[Column, ...] = (
+    further: tuple[Column, ...] = (
         ("length", lambda s: _number(s.mean_length, 2)),
         ("τ", lambda s: _number(s.block_efficiency, 2)),
     )
     title = "mean latency, with 50 and 99 % quantiles of time to first token and per token"
-    return _table(title, "policy", ("latency s", lambda s: _number(s.latency_s.mean, 2)), own, summaries, ratios, first)
+    latency: Column = ("latency s", lambda s: _number(s.latency_s.mean, 2))
+    return _table(title, "policy", latency, further, summaries, ratios, first)
 
 
 def source_lines(summaries: Summaries) -> list[str]:
@@ -28,7 +29,7 @@ def source_lines(summaries: Summaries) -> list[str]:
     lines = []
     for name, by_rate in summaries.items():
         for rate, summary in by_rate.items():
-            counts = sorted(summary.accepted_by_source.items(), key=lambda own: -own[1])
+            counts = sorted(summary.accepted_by_source.items(), key=lambda counted: -counted[1])
             if len(counts) > 1:
                 shown = ", ".join(f"{source} {count}" for source, count in counts)
                 lines.append(f"{rate:g} requests/s, {name}: accepted tokens of {shown}")
@@ -37,20 +38,20 @@ def source_lines(summaries: Summaries) -> list[str]:
 
 def server_table(summaries: Summaries, ratios: Ratios, first: str) -> Table:
     """Return the table of servers."""
-    own: tuple[Column, ...] = (
+    further: tuple[Column, ...] = (
         ("accepted", lambda s: "–" if s.acceptance is None else f"{100 * s.acceptance:.0f} %"),
         ("answered", lambda s: str(s.requests)),
         ("failed", lambda s: str(s.failed)),
     )
     title = "50, 90 and 99 % quantiles of latency; 50 and 99 % of time to first token and per token"
-    return _table(title, "server", ("latency s", _latencies), own, summaries, ratios, first)
+    return _table(title, "server", ("latency s", _latencies), further, summaries, ratios, first)
 
 
 def _table(
     title: str,
     side: str,
     latency: Column,
-    own: tuple[Column, ...],
+    further: tuple[Column, ...],
     summaries: Summaries,
     ratios: Ratios,
     first: str,
@@ -58,7 +59,7 @@ def _table(
     columns: tuple[Column, ...] = (
         ("TTFT s", lambda s: _pair(s.time_to_first_token_s, 2)),
         ("TPOT ms", lambda s: _pair(s.time_per_token_s, 0, 1e3)),
-        *own,
+        *further,
     )
     table = Table(title=title)
     for name in ("requests/s", side, "tokens/s", latency[0], f"× {first}", *(name for name, _ in columns)):

@@ -20,7 +20,7 @@ from distillspec.progress import progress
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.fixed import FixedLength, FixedTree, joined
 from distillspec.serving.base.params import SamplingParams
-from distillspec.serving.baselines.named import named_controller
+from distillspec.serving.baselines.by_name import named_controller
 from distillspec.serving.baselines.tree_names import tree_settings
 from distillspec.serving.bench.drive import drive
 from distillspec.serving.bench.load import Arrival, Question, poisson_load
@@ -37,8 +37,8 @@ from distillspec.serving.commands.measured_engine import (
 )
 from distillspec.serving.draft_loading import device_of_drafts, evaluated, load_drafts
 from distillspec.serving.engine import Engine
-from distillspec.serving.proposers.named import drafting_alone, free_sources, grow_as
-from distillspec.serving.selection.named import compared_selection
+from distillspec.serving.proposers.by_name import drafting_alone, free_sources, use_trees
+from distillspec.serving.selection.by_name import compared_selection
 from distillspec.serving.selection.selecting import SelectingController
 from distillspec.types import Prompt
 
@@ -208,7 +208,7 @@ def _measure(config: BenchCommand, sides: dict[str, Side[Any]], prompts: Sequenc
 def _engine_side(engine: Engine, policy: _Policy) -> Side[Prompt]:
     def run_load(load: Sequence[Arrival[Prompt]], title: str) -> LoadRecord:
         engine.use_controller(policy.controller)
-        grow_as(engine.proposer, policy.trees)
+        use_trees(engine.proposer, policy.trees)
         engine.forget_tenant("default")  # prompts cached by the side before, and answers
         with progress(title) as line:
             return drive(engine, load, on_progress=lambda done: line.update(done / len(load), _done(done, load)))

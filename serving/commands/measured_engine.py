@@ -10,8 +10,8 @@ from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError
 from distillspec.serving.draft_loading import draft_names
 from distillspec.serving.engine import Engine
-from distillspec.serving.proposers.named import draft_models, grow_as
-from distillspec.serving.proposers.named_checks import check_named
+from distillspec.serving.proposers.by_name import draft_models, use_trees
+from distillspec.serving.proposers.settings_checks import check_named
 from distillspec.types import Prompt
 
 
@@ -79,6 +79,6 @@ def check_grows(policy: str, settings: EngineConfig, engine: Engine) -> None:
             "tree-W-W and siblings-W-W"
         )
     try:
-        grow_as(engine.proposer, settings)
+        use_trees(engine.proposer, settings)
     except ConfigError as error:
         raise ConfigError(f"policy {policy}: {error}") from error

@@ -23,7 +23,7 @@ from distillspec.serving.costs.kept_costs import cost_key, kept_costs
 from distillspec.serving.draft_loading import device_of_drafts, draft_names, load_drafts, load_named
 from distillspec.serving.engine import Engine
 from distillspec.serving.engine_drafts import by_source
-from distillspec.serving.proposers.named_checks import check_named
+from distillspec.serving.proposers.settings_checks import check_named
 
 if TYPE_CHECKING:
     from distillspec.serving.online.adaptation import Adaptation

@@ -19,7 +19,7 @@ from distillspec.serving.decoding.logits import Columns, Place, needs_transform,
 from distillspec.serving.decoding.noise import exponentials, key_tensor, noise_key
 
 PREFIX = 64
-NONE = -1  # no column
+NO_COLUMN = -1
 COLDEST = 1e-6  # temperatures below it are it
 
 
@@ -117,7 +117,7 @@ def _best(scores: Tensor, count: int) -> Tensor:
     for _ in range(1, count):
         scores = scores.scatter(1, columns[-1][:, None].clamp(min=0), -torch.inf)
         best = best_ids(scores)
-        columns.append(torch.where(scores.gather(1, best[:, None])[:, 0] > -torch.inf, best, NONE))
+        columns.append(torch.where(scores.gather(1, best[:, None])[:, 0] > -torch.inf, best, NO_COLUMN))
     return torch.stack(columns, 1)
 
 
@@ -131,7 +131,7 @@ def drawn_in_order(probs: Tensor, uniforms: Tensor) -> Tensor:
     for uniform in uniforms[:, 1:].unbind(-1):
         rest = rest.scatter(1, columns[-1][:, None].clamp(min=0), 0.0)
         column = draw_unchecked(rest, uniform)
-        columns.append(torch.where(rest.gather(1, column[:, None])[:, 0] > 0, column, NONE))
+        columns.append(torch.where(rest.gather(1, column[:, None])[:, 0] > 0, column, NO_COLUMN))
     return torch.stack(columns, 1)
 
 

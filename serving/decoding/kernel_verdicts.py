@@ -26,7 +26,7 @@ from distillspec.native.verdict_kernel import (
 )
 from distillspec.serving.base.tree import DraftProbs, TokenTree
 from distillspec.serving.decoding.row_kinds import BLOCK
-from distillspec.serving.decoding.tree_batch import NONE
+from distillspec.serving.decoding.tree_batch import NO_NODE
 from distillspec.serving.decoding.verdict import TreeVerdict
 from distillspec.serving.decoding.verifier import PendingVerdicts
 from distillspec.types import SamplingPolicy
@@ -65,7 +65,7 @@ def verify_by_kernel(
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:
         lines = [read[start : start + width] for start in range(0, len(read), width)]
-        return [TreeVerdict(tuple(node for node in path if node != NONE), token) for token, *path in lines]
+        return [TreeVerdict(tuple(node for node in path if node != NO_NODE), token) for token, *path in lines]
 
     return PendingVerdicts(judged.flatten(), verdicts)
 

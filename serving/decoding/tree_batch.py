@@ -11,7 +11,8 @@ from torch import Tensor
 from distillspec.serving.base.transfer import to_device
 from distillspec.serving.base.tree import DraftProbs, TokenTree
 
-NONE = -1
+NO_NODE = -1  # in place of a node, or of its row
+NO_TOKEN = -1
 
 
 class TreeBatch:
@@ -105,7 +106,7 @@ class _Plan:
                     number = numbers.setdefault(id(group.drawn_from), len(numbers))
                     if number == len(self.tables):
                         self.tables.append(group.drawn_from)
-                        self._drawn.append([NONE] * rows)
+                        self._drawn.append([NO_NODE] * rows)
                     for node in nodes:
                         self._drawn[number][node] = group.row
         batch.child_count[:] = map(len, self._children)
@@ -114,7 +115,7 @@ class _Plan:
     def columns(self) -> list[list[int]]:
         """Return tokens, children by rank, elder siblings by place, and rows in each table, `[N]` each."""
         ranks, elder = range(self.widest), self._elder
-        children = [[nodes[rank] if rank < len(nodes) else NONE for nodes in self._children] for rank in ranks]
+        children = [[nodes[rank] if rank < len(nodes) else NO_NODE for nodes in self._children] for rank in ranks]
         rows = range(len(self._tokens))
-        older = [[elder[n][place] if place < len(elder.get(n, ())) else NONE for n in rows] for place in ranks[:-1]]
+        older = [[elder[n][place] if place < len(elder.get(n, ())) else NO_NODE for n in rows] for place in ranks[:-1]]
         return [self._tokens, *children, *older, *self._drawn]

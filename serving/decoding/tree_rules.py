@@ -16,7 +16,7 @@ from torch import Tensor
 from distillspec.rejection_sampling import accepts
 from distillspec.sampling import draw_unchecked
 from distillspec.serving.decoding.row_values import Values
-from distillspec.serving.decoding.tree_batch import NONE, TreeBatch
+from distillspec.serving.decoding.tree_batch import NO_NODE, NO_TOKEN, TreeBatch
 
 
 class Rule(Protocol):
@@ -79,7 +79,7 @@ class RejectionRule:
         self.reads_are_free = reads_are_free
 
     def accepted(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
-        accepted = torch.full_like(at, NONE)
+        accepted = torch.full_like(at, NO_NODE)
         p = values
         for rank in range(widest):
             child = self.batch.children[at, rank]
@@ -154,7 +154,7 @@ class RejectionRule:
         if rank == 0:
             return None
         elder = self.batch.elder[child, :rank]
-        return torch.where(elder >= 0, self.batch.tokens[elder], NONE)
+        return torch.where(elder >= 0, self.batch.tokens[elder], NO_TOKEN)
 
     @staticmethod
     def normalised(p: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ def first_child(children: Tensor, accepted: Tensor) -> Tensor:
     """
     accepted = accepted & (children >= 0)
     first = accepted.byte().argmax(-1, keepdim=True)
-    return torch.where(accepted.any(-1), children.gather(1, first)[:, 0], NONE)
+    return torch.where(accepted.any(-1), children.gather(1, first)[:, 0], NO_NODE)
 
 
 def _write(p: Tensor, part: Tensor, kept_ids: Tensor | None) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from distillspec.serving.base.transfer import to_device, to_host
-from distillspec.serving.decoding.tree_batch import NONE, TreeBatch
+from distillspec.serving.decoding.tree_batch import NO_NODE, NO_TOKEN, TreeBatch
 from distillspec.serving.decoding.tree_rules import Rule
 from distillspec.serving.decoding.verdict import TreeVerdict
 
@@ -49,7 +49,7 @@ def verify_all_levels(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> 
         child = rule.accepted(rule.values(at), at, widest)
         alive = alive & (child >= 0)
         at = torch.where(alive, child, at)
-        path.append(torch.where(alive, child, NONE))
+        path.append(torch.where(alive, child, NO_NODE))
     tokens = rule.next_tokens(rule.values(at), at, widest).view(len(starts), -1)
     count = tokens.shape[1]
     numbers = torch.cat([tokens, *(rows[:, None] for rows in path)], 1)
@@ -74,10 +74,11 @@ def verify_by_level(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> Pe
         values = visited.values(going, nodes)
         children = to_host(rule.accepted(values, to_device(nodes, batch.device), batch.widest(nodes))).tolist()
         for row, child in zip(going, children, strict=True):
-            if child != NONE:
+            if child != NO_NODE:
                 at[row] = child
                 paths[row].append(child)
-        going = [row for row, child in zip(going, children, strict=True) if child != NONE and batch.child_count[child]]
+        pairs = zip(going, children, strict=True)
+        going = [row for row, child in pairs if child != NO_NODE and batch.child_count[child]]
     tokens = rule.next_tokens(visited.last(at), to_device(at, batch.device), batch.widest(at))
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:
@@ -92,7 +93,7 @@ class _Visited:
 
     def __init__(self, rule: Rule, rows: int, device: torch.device) -> None:
         self.rule, self.device = rule, device
-        self._nodes = [NONE] * rows
+        self._nodes = [NO_NODE] * rows
         self._values: Tensor | None = None
 
     def values(self, rows: Sequence[int], nodes: Sequence[int]) -> Tensor:
@@ -128,5 +129,5 @@ def _verdict(next_tokens: Sequence[int], path: Sequence[int], first: int) -> Tre
 
     −1: there is no further token, or row.
     """
-    token, *others = [token for token in next_tokens if token != NONE]
-    return TreeVerdict(tuple(row - first - 1 for row in path if row != NONE), token, tuple(others))
+    token, *others = [token for token in next_tokens if token != NO_TOKEN]
+    return TreeVerdict(tuple(row - first - 1 for row in path if row != NO_NODE), token, tuple(others))

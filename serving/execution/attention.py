@@ -136,11 +136,11 @@ def _difference(attend: Attend, shape: _Shape, device: torch.device, dtype: torc
     view = SlotView.append(cache, [0, 1, 2], starts.to(device), counts.to(device))
     if shape.tree:
         view = _with_tree(view)
-    held = (3, shape.kv_heads, cache.max_len + 1, shape.dim)
+    size = (3, shape.kv_heads, cache.max_len + 1, shape.dim)
     query = torch.randn(3, shape.heads, shape.width, shape.dim, generator=generator).to(device, dtype)
-    keys, values = (torch.randn(held, generator=generator).to(device, dtype) for _ in range(2))
-    own = (keys, values, view) if page == 0 else _in_pages(keys, values, view, page)
-    found = attend(query, *own, window=shape.window, softcap=shape.softcap)
+    keys, values = (torch.randn(size, generator=generator).to(device, dtype) for _ in range(2))
+    held = (keys, values, view) if page == 0 else _in_pages(keys, values, view, page)
+    found = attend(query, *held, window=shape.window, softcap=shape.softcap)
     wanted = masked_attention(
         query.float(), keys.float(), values.float(), view, window=shape.window, softcap=shape.softcap
     )

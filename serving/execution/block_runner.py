@@ -30,7 +30,7 @@ class BlockRunner(StateRunner):
         """Return the input of one pass over `rows` with `count` − 1 masks behind each. Newest tokens are `wanted`."""
         if count == 1:
             return super().prepare(rows)
-        return FlatBatch.of(self.cache, self._with_masks(rows, count), self.model.device, newest=True)
+        return FlatBatch.of(self.cache, self._with_masks(rows, count), self.model.device, newest_alone=True)
 
     def masks(self, count: int) -> int:
         return int(self.model.most_positions or 1) - 1 if self.model.sees_both_ways else count - 1
@@ -47,7 +47,7 @@ class BlockRunner(StateRunner):
         return carried
 
     def predicted_acceptance(self, carried: Tensor) -> Tensor | None:
-        return self.model.predicted_acceptance(carried) if self.model.predicts_acceptance else None
+        return self.model.predicted_acceptance(carried) if self.model.has_confidence_head else None
 
     def logits(self, carried: Tensor, position: int = 0, newest: Tensor | None = None) -> Tensor:
         return super().logits(carried[:, position], position, newest)

@@ -32,7 +32,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import CacheView, passing_view
 from distillspec.models.slot_cache import SlotCache
 from distillspec.native.library import cache_folder
-from distillspec.serving.execution.beside import Beside
+from distillspec.serving.execution.background_call import BackgroundCall
 from distillspec.serving.execution.flat_batch import FlatBatch
 from distillspec.serving.execution.row_input import RowInput
 
@@ -57,7 +57,7 @@ class CompiledDecoder:
         self._codes: dict[int, Callable[..., Any]] = {}  # by the threads that they are made for
         self._spent_s: dict[int, float] = {}  # by threads
         self._tried: set[int] = set()  # threads that compiling was begun for
-        self._beside: Beside | None = None
+        self._background: BackgroundCall | None = None
         self._compiler: int | None = None  # thread that calls compiled code before all do
         self._new: Callable[..., Any] | None = None  # its code
         model.decoder.forward = self._forward
@@ -75,19 +75,19 @@ class CompiledDecoder:
 
         It begins anew for another number of threads. What it made for this number before is kept.
         """
-        threads = Beside.usual_threads()
+        threads = BackgroundCall.usual_threads()
         self._spent_s[threads] = self._spent_s.get(threads, 0.0) + seconds
-        idle = self._beside is None or not self._beside.running
+        idle = self._background is None or not self._background.running
         if threads not in self._tried and self._spent_s[threads] >= self._after_s and idle:
             self._tried.add(threads)
-            self._beside = Beside(self._compile)  # with the passes' threads
-        if self._beside is not None:
-            self._beside.give_way()
+            self._background = BackgroundCall(self._compile)  # with the passes' threads
+        if self._background is not None:
+            self._background.give_way()
 
     def join(self) -> None:
         """Wait until nothing is being compiled."""
-        if self._beside is not None:
-            self._beside.join()
+        if self._background is not None:
+            self._background.join()
 
     def detach(self) -> None:
         """Give the decoder back as it was."""
@@ -101,9 +101,9 @@ class CompiledDecoder:
         if slot_view is not None and code is not None:
             try:
                 # The code is for tensors that begin their storage, not for parts of one upload.
-                own = {name: value.clone() if isinstance(value, Tensor) else value for name, value in kwargs.items()}
+                copied = {name: value.clone() if isinstance(value, Tensor) else value for name, value in kwargs.items()}
                 with passing_view(slot_view):
-                    return code(decoder, *args, **own)
+                    return code(decoder, *args, **copied)
             except Exception as error:
                 if compiling:
                     raise

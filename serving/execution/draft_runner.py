@@ -20,16 +20,16 @@ def draft_runner(
     prepared: PreparedModel | None = None,
     recorder: Recorder | None = None,
     *,
-    beside: bool = False,
+    on_own_stream: bool = False,
 ) -> ModelRunner:
     """Return the runner of a draft with a cache of its own, of the target's slots, on the draft's device.
 
     Args:
         target_device: of the target and its cache. Passes of a draft on another device are not recorded.
-        beside: it may run while the target does, on another stream.
+        on_own_stream: it may run while the target does, on another stream.
     """
     elsewhere = model.device != target_device
-    cache = target_cache.another(model.device if elsewhere or beside else None)
+    cache = target_cache.another(model.device if elsewhere or on_own_stream else None)
     if model.state_input is None:
         return ModelRunner(model, cache, prepared, None if elsewhere else recorder)
     if model.sees_both_ways:

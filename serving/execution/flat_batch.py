@@ -42,12 +42,18 @@ class FlatBatch:
     def __init__(
         self, host: HostBatch | None, cache: SlotCache, device: torch.device, newest: Tensor | None = None
     ) -> None:
-        self.host, self.newest, self._cache, self._device = host, newest, cache, device
+        self.host, self.newest = host, newest
+        self._cache, self._device = cache, device
 
     @classmethod
-    def of(cls, cache: SlotCache, rows: Sequence[RowInput], device: torch.device, *, newest: bool = False) -> FlatBatch:
-        """Return the batch of `rows`, which are in the order of their hidden states. `newest`: see `HostBatch`."""
-        return cls(HostBatch(cache, rows, newest=newest), cache, device)
+    def of(
+        cls, cache: SlotCache, rows: Sequence[RowInput], device: torch.device, *, newest_alone: bool = False
+    ) -> FlatBatch:
+        """Return the batch of `rows`, which are in the order of their hidden states.
+
+        `newest_alone`: see `HostBatch`.
+        """
+        return cls(HostBatch(cache, rows, newest_alone=newest_alone), cache, device)
 
     @classmethod
     def on_device(cls, tokens: Tensor, view: FlatView, wanted: Tensor) -> FlatBatch:
@@ -76,8 +82,8 @@ class FlatBatch:
         host, cache = self.host, self._cache
         changes = cache.table_changes()
         columns = [host.tokens, host.slots.repeat(host.counts), host.places, host.positions, host.wanted]
-        own = [part for group in host.groups for part in _parts(group)]
-        parts = iter(_upload([*changes, *columns, *own], self._device))
+        of_groups = [part for group in host.groups for part in _parts(group)]
+        parts = iter(_upload([*changes, *columns, *of_groups], self._device))
         if changes:
             cache.change_table(next(parts), next(parts))
         tokens, slots, places, positions, wanted = (next(parts) for _ in columns)
@@ -100,9 +106,9 @@ def _uploaded(
     group: HostGroup, cache: SlotCache, parts: Iterator[Tensor], places: Tensor, positions: Tensor
 ) -> RowGroup:
     """Return the group on the device, taking its own `parts`. `places`, `positions`: `[N]` of the whole batch."""
-    shape, own = (len(group.rows), group.width), slice(group.start, group.start + group.count)
+    shape, tokens = (len(group.rows), group.width), slice(group.start, group.start + group.count)
     slots, queries, back = next(parts), None, None
-    places, positions = places[own], positions[own]
+    places, positions = places[tokens], positions[tokens]
     if not group.even:
         queries, places, back = next(parts), next(parts), next(parts)
         positions = positions[queries]
@@ -122,8 +128,8 @@ def _uploaded(
 def _upload(columns: Sequence[Ints], device: torch.device) -> list[Tensor]:
     """Upload all columns in one transfer."""
     whole, parts = laid_out(columns)
-    held = to_device(torch.from_numpy(whole), device)
-    return [held[part] for part in parts]
+    uploaded = to_device(torch.from_numpy(whole), device)
+    return [uploaded[part] for part in parts]
 
 
 def laid_out(columns: Sequence[Ints]) -> tuple[Ints, list[slice]]:

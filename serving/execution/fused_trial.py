@@ -66,18 +66,18 @@ def _passes(model: LanguageModel, cache: SlotCache) -> list[FlatBatch]:
     """Return a pass over windows at the start of some slots, and one over a token behind each."""
     size = model.identity.vocab_size
     tokens = [[(7 * place + 31 * row) % size for place in range(WINDOW + 1)] for row in range(ROWS)]
-    begins = [RowInput(row, 0, own[:WINDOW], WINDOW) for row, own in enumerate(tokens)]
-    goes_on = [RowInput(row, WINDOW, own[WINDOW:]) for row, own in enumerate(tokens)]
+    begins = [RowInput(row, 0, text[:WINDOW], WINDOW) for row, text in enumerate(tokens)]
+    goes_on = [RowInput(row, WINDOW, text[WINDOW:]) for row, text in enumerate(tokens)]
     return [FlatBatch.of(cache, rows, model.device) for rows in (begins, goes_on)]
 
 
 def _error(model: LanguageModel, fused: FusedLayers, like: SlotCache) -> float:
     """Return the error of a token's last state as a share of it: of two passes the larger median."""
-    found = []
+    states = []
     for layers in (_plain(model), fused.hidden):
-        own = SlotCache(ROWS, PLACES, like.attend)
-        found.append([layers(batch.view, batch.tokens).float() for batch in _passes(model, own)])
-    pairs = zip(*found, strict=True)
+        passes = _passes(model, SlotCache(ROWS, PLACES, like.attend))
+        states.append([layers(batch.view, batch.tokens).float() for batch in passes])
+    pairs = zip(*states, strict=True)
     errors = [((tried - plain).norm(dim=1) / plain.norm(dim=1)).median() for plain, tried in pairs]
     return float(torch.stack(errors).nan_to_num(torch.inf).max())
 

@@ -129,7 +129,8 @@ class GraphedPasses:
         recorder: Recorder,
         shapes: RecordedShapes,
     ) -> None:
-        self.cache, self.recorder, self._shapes, self._run, self._device = cache, recorder, shapes, run, device
+        self.cache, self.recorder = cache, recorder
+        self._shapes, self._run, self._device = shapes, run, device
         self._recordings: Recordings[_Recorded] = Recordings(recorder)
 
     @property

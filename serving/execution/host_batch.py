@@ -20,7 +20,7 @@ class HostBatch:
     Args:
         cache: that the rows are slots of.
         rows: in the order of their hidden states.
-        newest: of each row's wanted tokens the first one alone is wanted.
+        newest_alone: of each row's wanted tokens the first one alone is wanted.
 
     Attributes:
         slots, starts: `[B]`, of the rows.
@@ -30,8 +30,9 @@ class HostBatch:
         groups: rows that attend together, in order.
     """
 
-    def __init__(self, cache: SlotCache, rows: Sequence[RowInput], *, newest: bool = False) -> None:
-        self.rows, self._newest_alone, self._last = rows, newest, cache.max_len - 1
+    def __init__(self, cache: SlotCache, rows: Sequence[RowInput], *, newest_alone: bool = False) -> None:
+        self.rows, self._newest_alone = rows, newest_alone
+        self._last = cache.max_len - 1  # position
         self.slots = numpy.array([row.slot for row in rows])
         self.counts = numpy.array([len(row.tokens) for row in rows])
         self.offsets = numpy.concatenate([[0], self.counts.cumsum()])
@@ -98,14 +99,16 @@ class HostGroup:
     """
 
     def __init__(self, batch: HostBatch, cache: SlotCache, first: int, end: int) -> None:
-        self.rows, self.slots, self._counts = batch.rows[first:end], batch.slots[first:end], batch.counts[first:end]
+        self.rows, self.slots = batch.rows[first:end], batch.slots[first:end]
+        self._counts = batch.counts[first:end]
         self.start, self.width = int(batch.offsets[first]), int(self._counts.max())
         self.count = int(batch.offsets[end]) - self.start
         self.even = self.count == self.width * len(self.rows)
         self.wide = any(row.is_wide or row.mutual for row in self.rows)
         self.reach = cache.reach(max(row.end for row in self.rows))
-        own = slice(self.start, self.start + self.count)
-        self._places, self._steps, self._spare = batch.places[own], batch.steps[own], cache.max_len
+        tokens = slice(self.start, self.start + self.count)
+        self._places, self._steps = batch.places[tokens], batch.steps[tokens]
+        self._spare = cache.max_len  # place
 
     @property
     def rectangle(self) -> tuple[Ints, Ints, Ints]:
@@ -130,8 +133,8 @@ class HostGroup:
     def ancestors(self) -> tuple[Ints, Ints]:
         """The place of each row's root `[rows]`, and the ancestors of its tokens as words `[rows · width · words]`."""
         words = ancestor_words([row.parents for row in self.rows], self.width)
-        for own, row in zip(words, self.rows, strict=True):
-            see_each_other(own, len(row.tokens), row.mutual)
+        for row_words, row in zip(words, self.rows, strict=True):
+            see_each_other(row_words, len(row.tokens), row.mutual)
         return numpy.array([row.start for row in self.rows]), words.ravel()
 
 

@@ -25,7 +25,8 @@ class PassInputs:
     """
 
     def __init__(self, cache: SlotCache, shape: PassShape, device: torch.device) -> None:
-        self.cache, self.shape, self._device = cache, shape, device
+        self.cache, self.shape = cache, shape
+        self._device = device
         tokens, rows, rectangle = shape.tokens, shape.rows, shape.rows * shape.width
         spare = cache.max_len
         # Sizes, and what each part holds where nothing is loaded.
@@ -41,11 +42,13 @@ class PassInputs:
             "order": (rows, 0),
         }
         self._blank, self._parts = laid_out([numpy.full(size, value) for size, value in sizes.values()])
-        self._held = torch.from_numpy(self._blank).to(device, copy=True)
-        held = dict(zip(sizes, [self._held[part] for part in self._parts], strict=True))
-        self.tokens, self.last, self.ends = held["tokens"][None], held["last"], held["ends"]
-        self._slots, self._places, self._back = held["slots"], held["places"], held["back"]
-        self._queries, self._rectangle, self._order = held["queries"], held["rectangle"].view(rows, -1), held["order"]
+        self._buffer = torch.from_numpy(self._blank).to(device, copy=True)
+        named = dict(zip(sizes, [self._buffer[part] for part in self._parts], strict=True))
+        self.tokens = named["tokens"][None]
+        self.last, self.ends = named["last"], named["ends"]
+        self._slots, self._places = named["slots"], named["places"]
+        self._queries, self._back = named["queries"], named["back"]
+        self._rectangle, self._order = named["rectangle"].view(rows, -1), named["order"]
         self._rows = torch.arange(rows, device=device)
 
     def batch(self) -> FlatBatch:
@@ -60,7 +63,7 @@ class PassInputs:
     def load(self, batch: HostBatch) -> Tensor:
         """Upload the input of a pass. Return the slots of its rows, `[B]` int64, until the next load."""
         upload_table(self.cache, self._device)
-        upload_into(self._held, torch.from_numpy(self._filled(batch)))
+        upload_into(self._buffer, torch.from_numpy(self._filled(batch)))
         return self._order[: len(batch.rows)]
 
     def _filled(self, batch: HostBatch) -> Ints:
@@ -68,13 +71,14 @@ class PassInputs:
         tokens, slots, places, back, queries, rectangle, last, ends, order = [filled[part] for part in self._parts]
         tokens[:count], places[:count] = batch.tokens, batch.places
         slots[:count] = batch.slots.repeat(batch.counts)
-        last[batch.slots], ends[batch.slots], order[: len(batch.rows)] = batch.newest, batch.ends, batch.slots
+        last[batch.slots], ends[batch.slots] = batch.newest, batch.ends
+        order[: len(batch.rows)] = batch.slots
         for group in batch.groups:
-            own, first = (len(group.rows), group.width), group.rows[0].slot
-            at = (slice(first, first + own[0]), slice(own[1]))
+            shape, first = (len(group.rows), group.width), group.rows[0].slot
+            at = (slice(first, first + len(group.rows)), slice(group.width))
             token, place, inside = group.rectangle
-            queries.reshape(-1, width)[at] = token.reshape(own) + group.start
-            rectangle.reshape(-1, width)[at] = place.reshape(own)
-            row, column = numpy.divmod(inside, own[1])
+            queries.reshape(-1, width)[at] = token.reshape(shape) + group.start
+            rectangle.reshape(-1, width)[at] = place.reshape(shape)
+            row, column = numpy.divmod(inside, group.width)
             back[group.start : group.start + group.count] = (row + first) * width + column
         return filled

@@ -90,8 +90,8 @@ class RecordedShapes:
             for rows in self.rows.steps:
                 # In a batch of rows some may have one token, and of windows at least one has more.
                 least, largest = fewer + 1 + (width > 1), rows * width
-                own = [step for step in tokens.steps if tokens.up(least) <= step <= tokens.up(largest)]
-                found += [PassShape(step, rows, width, reach) for step in own]
+                steps = [step for step in tokens.steps if tokens.up(least) <= step <= tokens.up(largest)]
+                found += [PassShape(step, rows, width, reach) for step in steps]
                 fewer = rows
         return sorted(found[:most], key=lambda shape: (shape.reach, shape.tokens, shape.rows), reverse=True)
 

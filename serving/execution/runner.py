@@ -13,18 +13,35 @@ from torch.nn.functional import linear
 
 from distillspec.models import LanguageModel
 from distillspec.models.draft_steps import StatesBefore, Unread
+from distillspec.models.fused_layers import FusedLayers
 from distillspec.models.native_layers import NativeLayers
 from distillspec.models.native_rows import NativeRows
 from distillspec.models.slot_cache import SlotCache
-from distillspec.serving.execution.beside import Beside
+from distillspec.serving.execution.background_call import BackgroundCall
 from distillspec.serving.execution.flat_batch import FlatBatch
 from distillspec.serving.execution.fused_trial import faster, working
 from distillspec.serving.execution.graphs import CudaRecorder, GraphedPasses, Recorder
-from distillspec.serving.execution.launches import Launches
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.recorded_shapes import RecordedShapes
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.types import Ints, OutputHead
+
+
+class Launches:
+    """Runs the layers of one model as they are launched on a device, which can be recorded.
+
+    Attributes:
+        fused: the layers in few launches, None where they are not used.
+    """
+
+    def __init__(self, model: LanguageModel, fused: FusedLayers | None) -> None:
+        self.model, self.fused = model, fused
+
+    def __call__(self, batch: FlatBatch, fed: Tensor | None = None, **named: int) -> Tensor:
+        """Return last states `[N, D]`. For the arguments see `FlatView.hidden`."""
+        if self.fused is not None and self.fused.takes(batch.view):
+            return self.fused.hidden(batch.view, batch.tokens)
+        return batch.view.hidden(self.model, batch.tokens, fed, **named)
 
 
 class ModelRunner:
@@ -66,7 +83,7 @@ class ModelRunner:
 
     def read(self, rows: Sequence[RowInput]) -> Tensor:
         """Read all rows, windows and prompts alike, in one pass. Return last states `[Σ wanted, D]`, row by row."""
-        Beside.give_way()  # or take the threads back, whatever kind of pass this is
+        BackgroundCall.give_way()  # or take the threads back, whatever kind of pass this is
         if (native := self._native_of(rows)) is not None:
             return self._read_native(native, rows)
         batch = self.prepare(rows)
@@ -149,8 +166,8 @@ class ModelRunner:
         self.passes += 1
         tokens = torch.from_numpy(_tokens(rows))
         parts = list(NativeRows.slices(native.most, [row.parents for row in rows], *_numbers(rows)))
-        own = tokens.split([part.total for part in parts])
-        read = [native.hidden_of(self.cache, part, each[None]) for part, each in zip(parts, own, strict=True)]
+        slices = tokens.split([part.total for part in parts])
+        read = [native.hidden_of(self.cache, part, ids[None]) for part, ids in zip(parts, slices, strict=True)]
         hidden = torch.cat(read) if len(read) > 1 else read[0]
         if all(row.wanted == len(row.tokens) for row in rows):
             return hidden

@@ -11,13 +11,13 @@ from transformers import PreTrainedModel
 from distillspec.errors import ConfigError, in_one_line
 from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import is_hooked
-from distillspec.serving.execution.trial import Trial
+from distillspec.serving.execution.attention_check import AttentionCheck
 
 TEXTS = (
     "The river rose all night, and by morning the lower fields were under water, as the old people had said.",
     "To bake bread, mix flour, water, salt and yeast, wait for an hour, and heat the oven well before it goes in.",
 )
-LENGTHS = (20, 14)  # tokens of the two rows of the trial
+LENGTHS = (20, 14)  # tokens of the two rows of the check
 FIRST = 8  # tokens of the first pass, the others follow in a second
 GROWING_ROPES = ("longrope", "dynamic")  # frequencies depend on the longest row of a pass
 
@@ -25,8 +25,8 @@ GROWING_ROPES = ("longrope", "dynamic")  # frequencies depend on the longest row
 def check_servable(model: LanguageModel, max_model_len: int) -> None:
     """Refuse a model that the engine would serve wrongly.
 
-    At its first use a model reads two short rows of unlike lengths with its own attention and over slots (`Trial`).
-    Attention that needs more than slots offer (sinks, compressed keys, …) differs there.
+    At its first use a model reads two short rows of unlike lengths with its own attention and over slots
+    (`AttentionCheck`). Attention that needs more than slots offer (sinks, compressed keys, …) differs there.
 
     Raises:
         ConfigError: the message gives the reason.
@@ -46,8 +46,8 @@ def _check_lengths(model: LanguageModel, max_model_len: int) -> None:
         ropes,
         *(value for value in ropes.values() if isinstance(value, dict)),
     ]:  # one, or one for each kind of layer
-        own = getattr(config, "max_position_embeddings", max_model_len)
-        trained = rope.get("original_max_position_embeddings") or own
+        longest = getattr(config, "max_position_embeddings", max_model_len)
+        trained = rope.get("original_max_position_embeddings") or longest
         if rope.get("rope_type") in GROWING_ROPES and max_model_len > trained:
             raise ConfigError(
                 f"{model.name} has rotary embeddings of type {rope['rope_type']}, which change for all rows when one "
@@ -75,11 +75,11 @@ def _try(model: LanguageModel) -> None:
 
 
 def try_slots(model: LanguageModel) -> str | None:
-    """Return the problem that `Trial` finds with the model's attention over slots, None if it is right."""
+    """Return the problem that `AttentionCheck` finds with the model's attention over slots, None if it is right."""
     was_training = model.model.training
     model.model.eval()
     try:
-        return Trial(model, _readable(model), torch.tensor(LENGTHS, device=model.device), FIRST).run()
+        return AttentionCheck(model, _readable(model), torch.tensor(LENGTHS, device=model.device), FIRST).run()
     finally:
         model.model.train(was_training)
 

@@ -15,7 +15,7 @@ from distillspec.models.native_rows import NativeRows
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.state_input import StateInput
 from distillspec.serving.base.transfer import between, to_device
-from distillspec.serving.execution.beside import Beside
+from distillspec.serving.execution.background_call import BackgroundCall
 from distillspec.serving.execution.flat_batch import FlatBatch
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.row_input import RowInput
@@ -50,7 +50,7 @@ class StateRunner(ModelRunner):
         """See `ModelRunner.read`. Of text that nobody wants the states of, a single layer computes keys and values."""
         if not self._keeps_keys_alone or any(row.wanted for row in rows):
             return super().read(rows)
-        Beside.give_way()
+        BackgroundCall.give_way()
         batch = self.prepare(rows)
         self.passes += 1
         return batch.view.hidden(self.model, batch.tokens, self._before(batch), keys_alone=True)[:0]
@@ -107,7 +107,7 @@ class StateRunner(ModelRunner):
     def _handed_over(self, slots: Tensor, places: Tensor) -> Tensor:
         """Return the target's states at places `[N]` of slots `[N]`, gathered where they lie, on the draft's device."""
         features = self._features()
-        slots, places = (between(own, self._source_device) for own in (slots, places))
+        slots, places = (between(numbers, self._source_device) for numbers in (slots, places))
         rows, places = self.source.located(slots, places)
         return between(features[rows, 0, places], self.model.device)
 

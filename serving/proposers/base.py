@@ -1,7 +1,10 @@
 """Proposer: drafts a tree of tokens for each row that requests one."""
 
+# ruff: noqa: B027  a proposer overrides what it needs of the methods that do nothing
+
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +18,7 @@ from distillspec.serving.base.rows import Option
 from distillspec.serving.base.shape import PlannedTree
 from distillspec.serving.base.tree import DRAFT, TokenTree
 from distillspec.serving.decoding.windows import VerificationWindow
-from distillspec.serving.execution.kv_cache import Prefix
+from distillspec.serving.execution.slot_pool import Prefix
 
 EMPTY = TokenTree()
 
@@ -42,136 +45,111 @@ class ProposalRequest:
         return ProposalRequest(self.sequence, tuple([tree for tree in self.trees if tree.source == source]))
 
 
-@runtime_checkable
-class Foresees(Protocol):
-    """A proposer that knows its possible tokens in advance, from the row's text alone."""
+class Proposer(ABC):
+    """Drafts tokens. It never changes the output, only its speed. Its state of a sequence is its own.
 
-    def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
-        """Return what it could draft for the row's next step, one option for each source, never none.
+    `propose` is all that it must have. Every other method does nothing unless it is overridden.
 
-        May update caches, but no results.
-        """
-        ...
+    Attributes:
+        version: of the draft model, for statistics. "" without one.
+        not_finite: sequences of the last proposals that it has given up, for their logits were NaN or infinite.
+        keeps_answers: it may keep finished answers.
+    """
 
+    version: str = ""
+    not_finite: Collection[str] = ()
+    keeps_answers: bool = False
 
-class Proposer(Protocol):
-    """Drafts tokens. It never changes the output, only its speed. Its state of a sequence is its own."""
-
-    @property
-    def version(self) -> str:
-        """Version of the draft model, for statistics. "" without one."""
-        ...
-
+    @abstractmethod
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         """Return a tree for each request in order, within the shapes that it names, maybe narrower or empty.
 
         All speculation lengths are at least 1. May run a draft model, never the target.
         """
-        ...
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Versions of its draft models by source, without those that have none."""
+        return {DRAFT: self.version} if self.version else {}
+
+    @property
+    def healthy(self) -> Mapping[str, bool]:
+        """Draft models of a pool by source: False for those that raised, gave NaN or collapsed lately.
+
+        Any thread may ask.
+        """
+        return {}
+
+    def most_nodes(self, depth: int) -> int:
+        """Return the most nodes of a tree of `depth` levels, at least `depth`. As many places a row are reserved."""
+        return depth
+
+    def foreseen(self, sequence: SequenceState) -> tuple[Option, ...] | None:
+        """Return what it could draft for the row's next step, one option for each source, never none.
+
+        It goes by the row's text alone, and may update caches, but no results. None: it cannot tell in advance.
+        """
+        return None
+
+    def begin_step(self) -> None:
+        """Learn that a step begins."""
+
+    def read_on(self, texts: Sequence[tuple[SequenceState, int]]) -> None:
+        """Read on in sequences' texts before it drafts for them, at most so many tokens of each. It may read less."""
+
+    def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
+        """Learn from the target's logits of a step, before its tokens become text.
+
+        Args:
+            windows: the sequences as they were read, and their drafted trees.
+            logits: `[Σ (1 + nodes), V]` raw, of any float dtype, window by window. Not to be changed.
+        """
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Learn that the nodes `path` became text, followed by one token of the target's own.
 
         Where the target's logits were NaN, nothing became text: the path is empty, and no token follows.
         """
-        ...
 
     def leave_slot(self, sequence: SequenceState) -> None:
         """Learn that a sequence is about to lose its slot, or ends without one.
 
         With a finish reason it does not come back.
         """
-        ...
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Delete what is kept of a tenant's answers, in memory and on disk. Raises OSError where a file stays."""
+
+    def keep_in(self, folder: Path, vocabulary: int) -> None:
+        """Keep what it learns in a folder too from now on, by tenant, if there is none yet. Ids are below `vocabulary`.
+
+        Raises RunError if the folder cannot be made.
+        """
+
+    def flush(self) -> None:
+        """Write what is not written yet. Waits for the disk, and never raises."""
+
+    def release(self) -> None:
+        """Free caches and recordings. It drafts nothing afterwards."""
 
 
 @runtime_checkable
 class HasMembers(Protocol):
-    """Several proposers in one, by source."""
+    """Several proposers in one, by source, whose seconds on `clock` are known."""
+
+    clock: Callable[[], float]
 
     @property
     def proposers(self) -> Mapping[str, Proposer]: ...
-
-
-@runtime_checkable
-class TellsNotFinite(Protocol):
-    """A proposer that tells for which rows its logits were NaN or infinite."""
-
-    @property
-    def not_finite(self) -> Collection[str]:
-        """Sequences of the last proposals that it has given up."""
-        ...
-
-
-@runtime_checkable
-class TellsHealth(Protocol):
-    """Several proposers in one, which may fail apart."""
-
-    @property
-    def healthy(self) -> Mapping[str, bool]:
-        """Draft models by source: False for those that raised, gave NaN or collapsed lately. Any thread may ask."""
-        ...
-
-
-@runtime_checkable
-class ReadsOn(Protocol):
-    """A proposer that can read a text before it drafts for it."""
-
-    def read_on(self, texts: Sequence[tuple[SequenceState, int]]) -> None:
-        """Read on in sequences' texts, at most so many tokens of each. It may read less."""
-        ...
-
-
-@runtime_checkable
-class ReadsAhead(Protocol):
-    """Several proposers in one, each of which can read texts before it drafts for them."""
-
-    def read_ahead(self, texts: Sequence[tuple[str, SequenceState, int]]) -> None:
-        """Let sources read on in sequences' texts, at most so many tokens of each."""
-        ...
-
-
-@runtime_checkable
-class CountsSteps(Protocol):
-    """A proposer that does something at the start of each step."""
-
-    def begin_step(self) -> None: ...
-
-
-@runtime_checkable
-class TimesMembers(Protocol):
-    """Several proposers in one, whose seconds on `clock` are known."""
-
-    clock: Callable[[], float]
 
     @property
     def seconds(self) -> Mapping[str, float]:
         """By source, of the last proposals."""
         ...
 
-
-def versions_of(proposer: Proposer | None) -> dict[str, str]:
-    """Return the versions of a proposer's draft models by source, without those that have none."""
-    members = proposer.proposers if isinstance(proposer, HasMembers) else {} if proposer is None else {DRAFT: proposer}
-    return {source: member.version for source, member in members.items() if member.version}
-
-
-def health_of(proposer: Proposer | None) -> Mapping[str, bool]:
-    """Return the health of a pool's drafts by source (see `TellsHealth`). Nothing for other proposers."""
-    return proposer.healthy if isinstance(proposer, TellsHealth) else {}
-
-
-@runtime_checkable
-class GrowsWide(Protocol):
-    """A proposer whose trees may have more nodes than levels."""
-
-    def most_nodes(self, depth: int) -> int:
-        """Return the most nodes of a tree of `depth` levels. As many places a row are reserved."""
+    def read_ahead(self, texts: Sequence[tuple[str, SequenceState, int]]) -> None:
+        """Let sources read on in sequences' texts, at most so many tokens of each."""
         ...
-
-
-def most_nodes(proposer: Proposer | None, depth: int) -> int:
-    """Return the most nodes of a row's tree of `depth` levels."""
-    return max(depth, proposer.most_nodes(depth)) if isinstance(proposer, GrowsWide) else depth
 
 
 @runtime_checkable
@@ -210,83 +188,6 @@ def caches_of(proposer: object) -> Sequence[SlotCache]:
     return [cache for reader in readers(proposer) for cache in reader.caches]
 
 
-@runtime_checkable
-class SeesLogits(Protocol):
-    """A proposer that learns from the target's logits."""
-
-    def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
-        """Learn from a step, before its tokens become text.
-
-        Args:
-            windows: the sequences as they were read, and their drafted trees.
-            logits: `[Σ (1 + nodes), V]` raw, of any float dtype, window by window. Not to be changed.
-        """
-        ...
-
-
-@runtime_checkable
-class KeepsAnswers(Protocol):
-    """A proposer that may keep finished answers."""
-
-    @property
-    def keeps_answers(self) -> bool:
-        """True if it does."""
-        ...
-
-    def forget_tenant(self, tenant: str) -> None:
-        """Delete what is kept of a tenant's answers, in memory and on disk. Raises OSError where a file stays."""
-        ...
-
-
-def keeps_answers(proposer: object) -> bool:
-    """Return True if a proposer keeps finished answers."""
-    return isinstance(proposer, KeepsAnswers) and proposer.keeps_answers
-
-
-def forget_answers(proposer: object, tenant: str) -> None:
-    """Delete what a proposer keeps of a tenant's answers."""
-    if isinstance(proposer, KeepsAnswers):
-        proposer.forget_tenant(tenant)
-
-
-@runtime_checkable
-class KeepsOnDisk(Protocol):
-    """A proposer that can keep on disk what it has learnt from answers."""
-
-    def keep_in(self, folder: Path, vocabulary: int) -> None:
-        """Keep it in a folder too from now on, by tenant, if there is none yet. Ids are below `vocabulary`.
-
-        Raises RunError if the folder cannot be made.
-        """
-        ...
-
-    def flush(self) -> None:
-        """Write what is not written yet. Waits for the disk, and never raises."""
-        ...
-
-
-def keep_answers(proposer: object, folder: Path, vocabulary: int) -> None:
-    """Let a proposer keep on disk what it has learnt. See `KeepsOnDisk.keep_in`."""
-    if isinstance(proposer, KeepsOnDisk):
-        proposer.keep_in(folder, vocabulary)
-
-
-def flush_answers(proposer: object) -> None:
-    """Write what a proposer keeps and has not written yet."""
-    if isinstance(proposer, KeepsOnDisk):
-        proposer.flush()
-
-
-@runtime_checkable
-class HoldsMemory(Protocol):
-    """A proposer with caches or recordings of its own."""
-
-    def release(self) -> None:
-        """Free them. It drafts nothing afterwards."""
-        ...
-
-
-def release_memory(proposer: object) -> None:
-    """Free the memory of a proposer that is no longer used."""
-    if isinstance(proposer, HoldsMemory):
-        proposer.release()
+def versions_of(proposer: Proposer | None) -> Mapping[str, str]:
+    """Return the versions of a proposer's draft models by source, nothing without a proposer."""
+    return {} if proposer is None else proposer.versions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-PRIOR, IMAGINED = 0.7, 5.0  # the share before anything was seen, and the expected tokens that it is worth
-LEAST = 0.1  # share over all sequences: what is taken for hopeless is never tried, and stays hopeless
+PRIOR_SHARE, PRIOR_TOKENS = 0.7, 5.0  # the share before anything was seen, and the expected tokens that it is worth
+LEAST_SHARE = 0.1  # share over all sequences: what is taken for hopeless is never tried, and stays hopeless
 STRENGTH = 10.0  # expected tokens that the share over all sequences is worth beside a sequence's own
 MEMORY = 500.0  # expected tokens after which evidence over all sequences has half its weight
 
@@ -17,24 +17,24 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        self._all: dict[Hashable, tuple[float, float]] = {}  # by group: expected, accepted
-        self._own: dict[str, tuple[float, float]] = {}  # by sequence
+        self._by_group: dict[Hashable, tuple[float, float]] = {}  # tokens expected, tokens accepted
+        self._by_sequence: dict[str, tuple[float, float]] = {}
 
     def share(self, sequence_id: str, group: Hashable) -> float:
         """Return the share of expected tokens that is accepted."""
-        expected, accepted = self._all.get(group, (0.0, 0.0))
-        pooled = max(LEAST, (accepted + IMAGINED * PRIOR) / (expected + IMAGINED))
-        expected, accepted = self._own.get(sequence_id, (0.0, 0.0))
+        expected, accepted = self._by_group.get(group, (0.0, 0.0))
+        pooled = max(LEAST_SHARE, (accepted + PRIOR_TOKENS * PRIOR_SHARE) / (expected + PRIOR_TOKENS))
+        expected, accepted = self._by_sequence.get(sequence_id, (0.0, 0.0))
         return (accepted + STRENGTH * pooled) / (expected + STRENGTH)
 
     def saw(self, sequence_id: str, group: Hashable, expected: float, accepted: int) -> None:
         """Count a node whose children were tried: P(one of them is accepted) as expected, and how many were."""
-        whole, kept = self._own.get(sequence_id, (0.0, 0.0))
-        self._own[sequence_id] = (whole + expected, kept + accepted)
-        whole, kept = self._all.get(group, (0.0, 0.0))
+        expected_before, accepted_before = self._by_sequence.get(sequence_id, (0.0, 0.0))
+        self._by_sequence[sequence_id] = (expected_before + expected, accepted_before + accepted)
+        expected_before, accepted_before = self._by_group.get(group, (0.0, 0.0))
         fading = 0.5 ** (expected / MEMORY)
-        self._all[group] = (whole * fading + expected, kept * fading + accepted)
+        self._by_group[group] = (expected_before * fading + expected, accepted_before * fading + accepted)
 
     def forget(self, sequence_id: str) -> None:
         """Drop a sequence that is finished."""
-        self._own.pop(sequence_id, None)
+        self._by_sequence.pop(sequence_id, None)

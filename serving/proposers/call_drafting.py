@@ -7,26 +7,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from distillspec.models.draft_steps import Chance, DraftSteps
+from distillspec.models.draft_steps import DraftSteps, DrawParameters
 from distillspec.models.native_layers import MOST_NODES
 from distillspec.serving.decoding.drafting import COLDEST, noise_keys
 from distillspec.serving.decoding.logits import Place, needs_transform
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.growth import Growth
+from distillspec.serving.proposers.growth import Growth, TreePolicy
 from distillspec.serving.proposers.tree_readers import CallPlan, call_plan
 
 
 class CallDrafting:
-    """Grows the trees of many rows in one call, where the kernel is made for the draft and the rows.
+    """Grows the trees of many rows in one call, where the kernel is made for the draft and the rows."""
 
-    Args:
-        topk: choose the most probable tokens where others would be drawn.
-    """
-
-    def __init__(self, runner: ModelRunner, sampler: TokenSampler, *, topk: bool) -> None:
-        self.runner, self.sampler, self.topk = runner, sampler, topk
+    def __init__(self, runner: ModelRunner, sampler: TokenSampler) -> None:
+        self.runner, self.sampler = runner, sampler
 
     def may_take(self, row: Growth) -> bool:
         """Return False for a row that needs another way of drafting: others need not go that way with it."""
@@ -45,19 +41,22 @@ class CallDrafting:
         plan = call_plan(tuple([row.shape for row in rows]))
         return steps.native.takes_level(plan.level)
 
-    def draft(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
+    def draft(
+        self, rows: Sequence[Growth], texts: Sequence[RowInput], trees: TreePolicy
+    ) -> tuple[Tensor | None, list[Growth]]:
         """Grow all trees. For arguments and result see `LevelDrafting.draft`."""
         steps, shapes = self._steps, tuple([row.shape for row in rows])
         assert steps is not None
         plan = call_plan(shapes)
         unread = self.runner.unread(texts, plan.depth)
-        found = steps.run(self.runner.cache, unread, plan.readers, self._chance(rows, plan))
+        parameters = self._draw_parameters(rows, plan, trees)
+        chosen = steps.run(self.runner.cache, unread, plan.readers, parameters)
         self.runner.passes += 1 if self.runner.drafts_block else plan.depth
-        ids, finite, failed = found.ids.tolist(), found.finite.tolist(), list[Growth]()
-        for row, start, own in zip(rows, plan.starts, plan.places, strict=True):
-            if not row.fill(ids[start : start + row.shape.nodes], [finite[place] for place in own], own):
+        ids, finite, failed = chosen.ids.tolist(), chosen.finite.tolist(), list[Growth]()
+        for row, start, readers in zip(rows, plan.starts, plan.places, strict=True):
+            if not row.fill(ids[start : start + row.shape.nodes], [finite[reader] for reader in readers], readers):
                 failed.append(row)
-        return found.probs, failed
+        return chosen.probs, failed
 
     @property
     def _steps(self) -> DraftSteps | None:
@@ -70,18 +69,20 @@ class CallDrafting:
         given = row.guess or row.sequence.candidates or needs_transform(row.sequence)
         return row.shape.depth > 0 and not given
 
-    def _chance(self, rows: Sequence[Growth], plan: CallPlan) -> Chance | None:
+    def _draw_parameters(self, rows: Sequence[Growth], plan: CallPlan, trees: TreePolicy) -> DrawParameters | None:
         params = [row.sequence.params for row in rows]
-        best = [own.is_greedy or (self.topk and own.seed is None) for own in params]
-        if all(best):
+        greedy = [each.is_greedy or (trees.most_probable and each.seed is None) for each in params]
+        if all(greedy):
             return None
-        heats = [0.0 if greedy else max(own.temperature, COLDEST) for own, greedy in zip(params, best, strict=True)]
-        policies = [(heat, own.top_k, own.top_p, own.min_p) for heat, own in zip(heats, params, strict=True)]
-        chance = Chance(
+        policies = [
+            (0.0 if takes_best else max(each.temperature, COLDEST), each.top_k, each.top_p, each.min_p)
+            for each, takes_best in zip(params, greedy, strict=True)
+        ]
+        parameters = DrawParameters(
             torch.tensor(policies, dtype=torch.float64), self.sampler.proposal_uniforms(len(rows), *plan.draws)
         )
-        seeded = [own.seed is not None for own in params]
+        seeded = [each.seed is not None for each in params]
         if not any(seeded):
-            return chance
+            return parameters
         keys = noise_keys([Place(row.sequence) for row in rows], plan.depth)
-        return chance._replace(keys=keys, seeded=torch.tensor(seeded))
+        return parameters._replace(keys=keys, seeded=torch.tensor(seeded))

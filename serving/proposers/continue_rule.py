@@ -45,11 +45,11 @@ class PredictedAcceptance:
         return to_host(self.head.acceptance(self.draft.normed(carried), logits) > self.threshold).tolist()
 
 
-def likely(predicted: Tensor, surer_than: float) -> Tensor:
+def accepted_prefix(predicted: Tensor, least_acceptance: float) -> Tensor:
     """Return `[B, count]` bool: False from the first position on that is expected to be rejected.
 
     Args:
         predicted: `[B, count]` float32, the probability of each position's token being accepted.
-        surer_than: at most this probability counts as rejected.
+        least_acceptance: positions of this probability, or a lower one, count as rejected.
     """
-    return (predicted > surer_than).long().cumprod(1).bool()
+    return (predicted > least_acceptance).long().cumprod(1).bool()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
-JUDGED = 200  # first tokens that were tried last, and that a draft is judged by
-LEAST, USUAL = 0.02, 0.2  # acceptance below the one has collapsed, where it was the other once
+JUDGED_TOKENS = 200  # first tokens that were tried last, and that a draft is judged by
+COLLAPSED_ACCEPTANCE, GOOD_ACCEPTANCE = 0.02, 0.2  # acceptance below the one has collapsed, where it was the other once
 
 
 class DraftCollapse:
-    """Judges a draft by its last `JUDGED` first tokens that were tried.
+    """Judges a draft by its last `JUDGED_TOKENS` first tokens that were tried.
 
     Args:
         usual: acceptance rate of the draft by its own evaluation, None: not known. The best so far, if higher.
@@ -33,14 +33,14 @@ class DraftCollapse:
         last = self._last
         last.append(is_accepted)
         self.accepted += is_accepted
-        if len(last) < JUDGED:
+        if len(last) < JUDGED_TOKENS:
             return None
-        if len(last) > JUDGED:
+        if len(last) > JUDGED_TOKENS:
             self.accepted -= last.popleft()
-        if self.accepted >= LEAST * JUDGED:
-            self.usual = max(self.usual, self.accepted / JUDGED)
+        if self.accepted >= COLLAPSED_ACCEPTANCE * JUDGED_TOKENS:
+            self.usual = max(self.usual, self.accepted / JUDGED_TOKENS)
             return False
-        return self.usual >= USUAL
+        return self.usual >= GOOD_ACCEPTANCE
 
     def begin_anew(self) -> None:
         """Forget the tokens, not what was usual."""

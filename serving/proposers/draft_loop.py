@@ -160,8 +160,8 @@ class _Recorded:
 
     def run(self, batch: HostBatch, draws: Draws) -> Drafts:
         slots = self.inputs.load(batch)  # recorded rows are slots
-        for held, part in zip(self.draws, draws, strict=True):
-            if held is not None and part is not None:
-                held[slots] = part
+        for buffer, part in zip(self.draws, draws, strict=True):
+            if buffer is not None and part is not None:
+                buffer[slots] = part
         ids, finite, *others = self.replay()
         return Drafts(ids[slots], finite[slots], *(None if part is None else part[slots] for part in others))

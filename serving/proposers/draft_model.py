@@ -19,33 +19,31 @@ from distillspec.serving.decoding.logits import Columns, Place
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.draft_runner import draft_runner
 from distillspec.serving.execution.graphs import Recorder
-from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.execution.memory import longest_read
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.row_input import RowInput
-from distillspec.serving.proposers.base import EMPTY, ProposalRequest
+from distillspec.serving.execution.slot_pool import Prefix
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
 from distillspec.serving.proposers.call_drafting import CallDrafting
-from distillspec.serving.proposers.continue_rule import ContinueRule, likely
+from distillspec.serving.proposers.continue_rule import ContinueRule, accepted_prefix
 from distillspec.serving.proposers.draft_loop import DraftLoop, Drafts
-from distillspec.serving.proposers.growth import DynamicGrowth, Growth
+from distillspec.serving.proposers.growth import PLANNED, DynamicGrowth, Growth, TreePolicy
 from distillspec.serving.proposers.level_drafting import LevelDrafting
 from distillspec.serving.proposers.read_texts import DraftState, ReadTexts
 
 
-class DraftModel:
+class DraftModel(Proposer):
     """Drafts with a model. Its cache has the target's slots, and rows do catch-up prefill when they draft next.
 
     A row whose draft logits are NaN gets the tokens drafted before, and no more speculation (`not_finite`).
 
     Args:
         rule: which rows draft on, token by token.
-        surer_than: drop the first token, and all behind it, that a draft with a confidence head expects to be accepted
+        least_acceptance: drop the first token, and all behind it, whose acceptance a draft's confidence head expects
             with at most this probability. Drawn tokens have no part in it, so verification stays exact.
-        topk: propose the most probable tokens, in their order, where others would be drawn.
-        dynamic: grow trees by confidence (`DynamicGrowth`) with so many children a node, None: in the planned shape.
-            With `topk` alone.
+        trees: what the trees of the next proposals are made of. May be set.
         sampler: on the target's device. The draft may lie on another one. It hands over what tokens were drawn from.
-        beside: see `draft_runner`.
+        on_own_stream: see `draft_runner`.
     """
 
     def __init__(
@@ -57,48 +55,30 @@ class DraftModel:
         version: str = "",
         source: str = DRAFT,
         rule: ContinueRule | None = None,
-        surer_than: float = 0.0,
-        topk: bool = False,
-        dynamic: int | None = None,
+        least_acceptance: float = 0.0,
+        trees: TreePolicy = PLANNED,
         prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
-        beside: bool = False,
+        on_own_stream: bool = False,
     ) -> None:
         self.reads_states, self.sampler = model.state_input is not None, sampler
         recorder = None if model.device != sampler.device else recorder
-        self.runner = draft_runner(model, target_cache, sampler.device, prepared, recorder, beside=beside)
+        self.runner = draft_runner(model, target_cache, sampler.device, prepared, recorder, on_own_stream=on_own_stream)
         kept_ids = None if model.kept_ids is None else model.kept_ids.to(model.device)
         self._judged_ids = None if kept_ids is None else between(kept_ids, sampler.device)
         self.columns = Columns(model.identity.vocab_size, kept_ids)
         self.loop = DraftLoop(self.runner, self.columns, recorder)
         self.levels = LevelDrafting(
-            self.runner,
-            sampler,
-            self.columns,
-            self.loop.hashed,
-            rule=rule,
-            topk=topk,
-            scored=dynamic is not None,
-            surer_than=surer_than,
+            self.runner, sampler, self.columns, self.loop.hashed, rule=rule, least_acceptance=least_acceptance
         )
-        self.in_one_call = CallDrafting(self.runner, sampler, topk=topk)
-        self.surer_than = surer_than
-        self.grow(topk, dynamic)
-        self._version, self.source = version, source
+        self.in_one_call = CallDrafting(self.runner, sampler)
+        self.trees = trees
+        self.version, self.source = version, source
         self.texts = ReadTexts(self.runner)
         self.attends = model.attends
-        self.most = model.most_positions or ANY
-        self.longest = longest_read(model, self.runner.cache.max_len)
-        self.not_finite = set[str]()
-
-    def grow(self, topk: bool, dynamic: int | None) -> None:
-        """Grow such trees from the next proposal on. For the arguments see the class."""
-        self.topk = self.levels.topk = self.in_one_call.topk = topk
-        self.dynamic, self.levels.scored = dynamic, dynamic is not None
-
-    @property
-    def version(self) -> str:
-        return self._version
+        self.most_levels = model.most_positions or ANY  # of a tree
+        self.longest_text = longest_read(model, self.runner.cache.max_len)
+        self.not_finite: set[str] = set()
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         with on_device(self.runner.model.device):
@@ -119,29 +99,28 @@ class DraftModel:
             others = []
             for row in rows:
                 (plain if self.in_one_call.may_take(row) else others).append(row)
-        trees = {**self._grown(plain, plain=True), **self._grown(others)}
+        trees = {**self._draft_trees(plain, plain=True), **self._draft_trees(others)}
         return [trees.get(request.sequence.id, EMPTY) for request in requests]
 
-    def _grown(self, rows: Sequence[Growth], *, plain: bool = False) -> dict[str, TokenTree]:
-        """Grow the trees of some rows, in slot order, and return them by sequence. `plain`: maybe in one call."""
+    def _draft_trees(self, rows: Sequence[Growth], *, plain: bool = False) -> dict[str, TokenTree]:
+        """Draft the trees of some rows, in slot order, and return them by sequence. `plain`: maybe in one call."""
         if not rows:
             return {}
         texts = [self._unread(row) for row in rows]
         if plain and self.in_one_call.takes(rows, texts):
-            probs, failed = self.in_one_call.draft(rows, texts)
-        elif self.can_draft_at_once(rows):
-            probs, failed = self._draft_at_once(rows, texts)
+            probs, failed = self.in_one_call.draft(rows, texts, self.trees)
+        elif self.can_draft_in_loop(rows):
+            probs, failed = self._draft_in_loop(rows, texts)
         else:
-            probs, failed = self.levels.draft(rows, texts)
+            probs, failed = self.levels.draft(rows, texts, self.trees)
         table = None if probs is None else DraftProbs(between(probs, self.sampler.device), self._judged_ids)
         for row in failed:
             self._give_up(row)
         for row in rows:
             row.note_read()
             row.state.unchecked = False
-        return {
-            row.sequence.id: row.tree(table if row.is_drawn and not self.topk else None, self.source) for row in rows
-        }
+        drawn_from = None if self.trees.most_probable else table
+        return {row.sequence.id: row.tree(drawn_from if row.is_drawn else None, self.source) for row in rows}
 
     def state(self, sequence_id: str) -> DraftState:
         """Return what the draft knows of a sequence. Nothing yet, if it is new."""
@@ -149,11 +128,12 @@ class DraftModel:
 
     def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
         """Return an option of no tokens for sequences that the draft does not read, or that are beyond its context."""
-        state, room = self.state(sequence.id), self.longest - len(sequence.tokens)
+        state, room = self.state(sequence.id), self.longest_text - len(sequence.tokens)
         if not self._reads(sequence):
             return NOTHING
         unread = len(sequence.tokens) - state.computed if self.attends else 1
-        option = Option(min(self.most, room + 1), unread_tokens=unread, source=self.source, wide=True)
+        levels = min(self.most_levels, room + 1)
+        option = Option(levels, unread_tokens=unread, source=self.source, wide=True)
         return (option._replace(drafts_block=self.runner.drafts_block),)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
@@ -193,7 +173,7 @@ class DraftModel:
 
     def _reads(self, sequence: SequenceState) -> bool:
         state, lacking = self.state(sequence.id), self.runner.lacks_states(sequence.slot)
-        return state.sound and not state.skipped and not lacking and len(sequence.tokens) <= self.longest
+        return state.sound and not state.skipped and not lacking and len(sequence.tokens) <= self.longest_text
 
     @property
     def caches(self) -> Sequence[SlotCache]:
@@ -210,7 +190,7 @@ class DraftModel:
     def assume_read(self, sequence: SequenceState, tokens: int) -> None:
         self.state(sequence.id).computed = tokens
 
-    def can_draft_at_once(self, rows: Sequence[Growth]) -> bool:
+    def can_draft_in_loop(self, rows: Sequence[Growth]) -> bool:
         """Return True if one loop can draft all rows: chains, and siblings of their tokens.
 
         Where passes are not recorded, rows of unlike lengths are cheaper level by level: short ones leave early.
@@ -222,28 +202,28 @@ class DraftModel:
     @property
     def _has_free_choice(self) -> bool:
         """True if nothing has to look at each level before the next one is drafted."""
-        return self.levels.rule is None and self.dynamic is None
+        return self.levels.rule is None and self.trees.width is None
 
     @property
     def _keeps_all_levels(self) -> bool:
         """True if nothing decides how far a row drafts while it drafts."""
-        predicted = self.surer_than > 0 and self.runner.model.predicts_acceptance
+        predicted = self.levels.least_acceptance > 0 and self.runner.model.has_confidence_head
         return self._has_free_choice and not predicted
 
-    def _draft_at_once(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
+    def _draft_in_loop(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
         """Draft all tokens of all rows with one device read. Returns what `LevelDrafting.draft` does."""
         widths = self._common_widths(rows)
         count, failed = len(widths), list[Growth]()
         places = [Place(row.sequence) for row in rows]
-        device = self.runner.model.device
-        draws = self.sampler.draws(places, count, self.columns, max(widths), best=self.topk, device=device)
+        device, best = self.runner.model.device, self.trees.most_probable
+        draws = self.sampler.draws(places, count, self.columns, max(widths), best=best, device=device)
         drafts = self.loop.run(texts, widths, draws)
-        seen = to_host(torch.cat([drafts.finite, self._likely(drafts), drafts.ids], 1)).tolist()
-        for r, (row, found) in enumerate(zip(rows, seen, strict=True)):
-            sound, likely = sum(found[:count]), sum(found[count : 2 * count])
-            tokens = iter(found[2 * count :])
+        seen = to_host(torch.cat([drafts.finite, self._accepted_prefix(drafts), drafts.ids], 1)).tolist()
+        for r, (row, numbers) in enumerate(zip(rows, seen, strict=True)):
+            sound, accepted = sum(numbers[:count]), sum(numbers[count : 2 * count])
+            tokens = iter(numbers[2 * count :])
             levels = [list(islice(tokens, width)) for width in widths]
-            for level in range(min(sound, likely, row.shape.depth)):
+            for level in range(min(sound, accepted, row.shape.depth)):
                 if row.frontier:
                     row.add([levels[level]], [r * count + level])
             if sound < count:
@@ -258,31 +238,32 @@ class DraftModel:
         widths = tuple(map(max, zip_longest(*(row.shape.widths for row in rows), fillvalue=0)))
         return (max(widths),) * len(widths) if self.loop.records else widths
 
-    def _likely(self, drafts: Drafts) -> Tensor:
+    def _accepted_prefix(self, drafts: Drafts) -> Tensor:
         """Return `[B, count]` bool: False from the first token on that the draft expects to be rejected."""
-        if drafts.predicted is None or self.surer_than == 0:
+        if drafts.predicted is None or self.levels.least_acceptance == 0:
             return torch.ones_like(drafts.finite)
-        return likely(drafts.predicted, self.surer_than)
+        return accepted_prefix(drafts.predicted, self.levels.least_acceptance)
 
     def _row(self, request: ProposalRequest) -> Growth:
-        shape = request.trees[0].shape.shortened(self.most)
-        room = self.longest - len(request.sequence.tokens)
+        shape = request.trees[0].shape.shortened(self.most_levels)
+        room = self.longest_text - len(request.sequence.tokens)
         while self._places(shape) > room:  # at the context's end
             shape = shape.shortened(shape.depth - 1)
-        own = request.sequence, self.state(request.sequence.id), shape
-        if self.dynamic is not None:
-            return DynamicGrowth(*own, self.dynamic)
+        state = self.state(request.sequence.id)
+        if self.trees.width is not None:
+            return DynamicGrowth(request.sequence, state, shape, self.trees.width)
         # The last level's tokens are read by nobody.
-        return Growth(*own, guess=request.guess[: shape.depth - 1] if shape.is_spine else ())
+        guess = request.guess[: shape.depth - 1] if shape.is_spine else ()
+        return Growth(request.sequence, state, shape, guess=guess)
 
     def _places(self, shape: TreeShape) -> int:
         """Return the most places behind the text that the draft writes while it grows a tree."""
         below = max(0, shape.depth - 1)
-        return sum(shape.reads[1:]) if self.dynamic is None else self.dynamic * below
+        return sum(shape.reads[1:]) if self.trees.width is None else self.trees.width * below
 
     def _has_room(self, row: Growth) -> bool:
         """Return False at the context's end, where a block's masks have no place."""
-        return not self.runner.drafts_block or len(row.sequence.tokens) + self.most <= self.longest
+        return not self.runner.drafts_block or len(row.sequence.tokens) + self.most_levels <= self.longest_text
 
     def _give_up(self, row: Growth) -> None:
         """End speculation for a row whose draft logits are NaN."""

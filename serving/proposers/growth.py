@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,6 +16,21 @@ from distillspec.serving.proposers.read_texts import DraftState
 from distillspec.serving.proposers.tree_readers import tree_readers
 
 
+class TreePolicy(NamedTuple):
+    """What a draft's trees are made of.
+
+    most_probable: the most probable tokens, in their order, where others would be drawn.
+    width: the most confident nodes (`DynamicGrowth`), with so many children each. None: the nodes of the planned shape.
+        With `most_probable` alone.
+    """
+
+    most_probable: bool = False
+    width: int | None = None
+
+
+PLANNED = TreePolicy()  # drawn tokens in the planned shape
+
+
 @dataclass(eq=False)
 class Growth:
     """A tree that grows. Its nodes are numbered in the order in which they were drafted.
@@ -24,7 +40,7 @@ class Growth:
         shape: as planned. Children of a stop token are left out, and so are siblings that have no probability.
         frontier: nodes whose children are drafted next, −1 for the text.
         read: nodes that the draft has read or reads next, in the order of their places in its cache.
-        held: by node that was read, what the draft carries behind it.
+        carried: by node that was read, what the draft carries behind it.
         parents: by node, −1 for the text.
         guess, ahead: tokens that were read with the text, and what the draft carries behind each. For chains, with
             siblings or without.
@@ -36,7 +52,7 @@ class Growth:
     tokens: list[int] = field(default_factory=list)
     frontier: list[int] = field(default_factory=lambda: [ROOT])
     read: list[int] = field(default_factory=list)
-    held: dict[int, Tensor] = field(default_factory=dict)
+    carried: dict[int, Tensor] = field(default_factory=dict)
     parents: list[int] = field(default_factory=list)
     guess: tuple[int, ...] = ()
     ahead: Sequence[Tensor] = ()
@@ -99,7 +115,7 @@ class Growth:
             finite, rows: of each reader (`tree_readers`), its logits, and the row of its distribution in the table.
         """
         new = {ROOT: ROOT}
-        for number, reader in enumerate(own for level in tree_readers(self.shape) for own in level):
+        for number, reader in enumerate(reader for level in tree_readers(self.shape) for reader in level):
             node = new.get(reader.node)
             if node is None or (node != ROOT and not self._may_go_on(node)):
                 continue
@@ -116,10 +132,10 @@ class Growth:
     def _add_children(self, node: int, tokens: Sequence[int], row: int) -> range:
         """Add the children of a node, up to the first −1, and return them. The target's candidates come first."""
         given = self.sequence.candidates[: len(tokens)] if node == ROOT else ()
-        own = given or [token for token in tokens if token >= 0]
-        children = range(len(self.tokens), len(self.tokens) + len(own))
-        self.tokens += own
-        self.parents += [node] * len(own)
+        chosen = given or [token for token in tokens if token >= 0]
+        children = range(len(self.tokens), len(self.tokens) + len(chosen))
+        self.tokens += chosen
+        self.parents += [node] * len(chosen)
         self._groups.append(SiblingGroup(node, tuple(children), TARGET if given else DRAFT, row=row))
         return children
 
@@ -134,7 +150,7 @@ class Growth:
         (node,) = self.frontier
         if self.place(node).drafted != self.guess[: self._level]:
             return False
-        self.held[node] = self.ahead[self._level - 1]
+        self.carried[node] = self.ahead[self._level - 1]
         return True
 
     def stop(self) -> None:

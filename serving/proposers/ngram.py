@@ -13,24 +13,25 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import ANY, Option
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import NGRAM, ROOT, TokenTree
-from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.base import ProposalRequest, Proposer
 from distillspec.serving.proposers.calibration import Calibration
-from distillspec.serving.proposers.grown import grown_tree
 from distillspec.serving.proposers.ngram_tables import NgramTables
+from distillspec.serving.proposers.tree_of_shape import tree_of_shape
 
 OF_PROMPT = 2048  # tokens of a prompt's end that are learnt from
-AT_ONCE = 256  # tokens of a text that are learnt at a time: all of a long prompt would hold a step up
-SURE = 10  # steps of confidence whose acceptance is told apart, where nodes are not planned one by one
+LEARN_BATCH = 256  # tokens of a text that are learnt at a time: all of a long prompt would hold a step up
+CONFIDENCE_STEPS = 10  # whose acceptance is told apart, where nodes are not planned one by one
 MOST_NODES = 12  # of a row's tree
 ALL_NODES = 128  # of all rows together: growing a node takes microseconds
 LEAST_CHANCE = 0.03  # of a node that is named
-# Growing nodes that are not drafted takes time. Of more than a few rows, chances that are named start at a share of the
-# least one that was drafted. Where nothing was drafted for so many rows in turn, texts are learnt from and nodes are
-# grown for one of so many alone: of few rows more often, or the end of a rest would pass without one.
+# Growing nodes that are not drafted takes time. So the least chance that is named follows what is drafted, beside more
+# than a few rows: it goes a step towards a share of the least chance that was drafted, or down where all were.
 NAMED_BELOW, NAMED_STEP, NAMED_MORE = 0.7, 0.2, 0.9
+# Where nothing was drafted for so many rows in turn, texts are learnt from and nodes are grown for one row of so many.
+# Of few rows it is more often, or the end of a rest would pass without one.
 IDLE_AFTER, IDLE_EVERY, IDLE_EVERY_OF_FEW = 64, 61, 17
 
-NONE = (Option(0, False, source=NGRAM),)
+NO_NGRAMS = (Option(0, False, source=NGRAM),)
 
 Path = tuple[int, ...]  # drafted tokens
 
@@ -45,7 +46,7 @@ class Outlook(NamedTuple):
     behind: dict[Path, dict[int, float]]
 
 
-class Ngram:
+class Ngram(Proposer):
     """Proposes the most probable tokens behind the last ones, in trees, by the texts of the tenant so far.
 
     Deterministic: proposals are one-hot. Nodes are named the likeliest first, with chances that follow what was
@@ -66,7 +67,6 @@ class Ngram:
         ConfigError: `longest` or `contexts` is below 1.
     """
 
-    version = ""
     keeps_answers = True
 
     def __init__(
@@ -79,7 +79,8 @@ class Ngram:
         nodes: int = MOST_NODES,
         wide: bool = True,
     ) -> None:
-        self.longest, self.least, self.depth, self.wide = longest, least, depth, wide
+        self.longest, self.least = longest, least
+        self.depth, self.wide = depth, wide
         self.nodes = min(nodes, MOST_NODES)
         self.tables = NgramTables(longest, contexts)
         self._read: dict[str, int] = {}  # by sequence, tokens learnt from
@@ -104,13 +105,13 @@ class Ngram:
         self._idle += 1
         every = IDLE_EVERY_OF_FEW if self._serves_few else IDLE_EVERY
         if self._idle > IDLE_AFTER and self._idle % every:
-            return NONE
+            return NO_NGRAMS
         self.tables.serve(len(self._outlooks))
         self._learn(sequence)
         self._follow(sequence.id, 0)
         best = max(self._behind(sequence, ()).values(), default=0.0)
         likely = self._likely(sequence)
-        most, sure = ANY if best else 0, 1 + int(best * SURE)
+        most, sure = ANY if best else 0, 1 + int(best * CONFIDENCE_STEPS)
         return (Option(most, False, sure, source=NGRAM, wide=True, likely=likely),)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
@@ -119,20 +120,20 @@ class Ngram:
         if outlook is None:
             return
         for accepted in (*path, None):
-            own = [child for group in tree.groups_at(node) if group.source == NGRAM for child in group.nodes]
+            children = [child for group in tree.groups_at(node) if group.source == NGRAM for child in group.nodes]
             shares = outlook.behind.get(behind)
-            if not own or shares is None:
+            if not children or shares is None:
                 return
-            expected = sum([shares.get(tree.tokens[child], 0.0) for child in own])
-            self._calibration.saw(sequence.id, _group(sequence), expected, accepted in own)
-            if accepted not in own:
+            expected = sum([shares.get(tree.tokens[child], 0.0) for child in children])
+            self._calibration.saw(sequence.id, _group(sequence), expected, accepted in children)
+            if accepted not in children:
                 return
             node, behind = accepted, (*behind, tree.tokens[accepted])
 
     def leave_slot(self, sequence: SequenceState) -> None:
         """Learn from the end of a text, and forget a sequence that does not come back."""
         if sequence.slot is not None or sequence.finish_reason is None:  # else it ends while it waits
-            self._read[sequence.id] = max(self._read.get(sequence.id, 1), len(sequence.tokens) - AT_ONCE)
+            self._read[sequence.id] = max(self._read.get(sequence.id, 1), len(sequence.tokens) - LEARN_BATCH)
             self._learn(sequence)
         self._outlooks.pop(sequence.id, None)
         self._named.pop(sequence.id, None)
@@ -157,12 +158,12 @@ class Ngram:
         self._outlooks.clear()
 
     def _learn(self, sequence: SequenceState) -> None:
-        """Learn from at most `AT_ONCE` tokens that are new of a text."""
+        """Learn from at most `LEARN_BATCH` tokens that are new of a text."""
         tokens = sequence.tokens
         start = self._read.get(sequence.id, max(1, sequence.prompt_length - OF_PROMPT))
         if start >= len(tokens) or not sequence.request.log:
             return
-        end = self._read[sequence.id] = min(len(tokens), start + AT_ONCE)
+        end = self._read[sequence.id] = min(len(tokens), start + LEARN_BATCH)
         self.tables.learn(sequence.request.cache_key, tokens, start, end)
 
     def _likely(self, sequence: SequenceState) -> LikelyNodes:
@@ -176,8 +177,8 @@ class Ngram:
         def put(behind: Path, parent: int, chance: float) -> None:
             best = self._behind(sequence, behind)
             for token, share in list(best.items())[: None if self.wide else 1]:
-                if (own := chance * min(1.0, kept * share)) >= floor:
-                    heappush(waiting, (-own, next(order), parent, (*behind, token)))
+                if (token_chance := chance * min(1.0, kept * share)) >= floor:
+                    heappush(waiting, (-token_chance, next(order), parent, (*behind, token)))
 
         put((), ROOT, 1.0)
         while waiting and len(chances) < most:
@@ -220,7 +221,7 @@ class Ngram:
         return outlook.behind[drafted]
 
     def _tree(self, sequence: SequenceState, shape: TreeShape) -> TokenTree:
-        return grown_tree(shape, lambda path: list(self._behind(sequence, tuple(path))), sequence.stop_ids, NGRAM)
+        return tree_of_shape(shape, lambda path: list(self._behind(sequence, tuple(path))), sequence.stop_ids, NGRAM)
 
 
 def _group(sequence: SequenceState) -> bool:

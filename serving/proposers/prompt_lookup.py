@@ -8,17 +8,15 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import Option
 from distillspec.serving.base.tree import LOOKUP, TokenTree
-from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.base import ProposalRequest, Proposer
 
 
-class PromptLookup:
+class PromptLookup(Proposer):
     """Matches the last n tokens, longest n first, against prompt and output. The latest match wins.
 
     Deterministic: proposals are one-hot. An index of n-grams per sequence grows with it, so that a step costs the new
     tokens alone.
     """
-
-    version = ""
 
     def __init__(self, longest: int = 4, shortest: int = 2) -> None:
         if not 1 <= shortest <= longest:
@@ -38,9 +36,6 @@ class PromptLookup:
             return (Option(0, drafted_by_model=False, source=LOOKUP),)
         start, match = found
         return (Option(len(sequence.tokens) - start, False, match, source=LOOKUP),)
-
-    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
-        """Do nothing: the index reads new text at the next proposal."""
 
     def leave_slot(self, sequence: SequenceState) -> None:
         self._indices.pop(sequence.id, None)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from distillspec.serving.base.catch_up import CATCH_UP_TOKENS_A_STEP, READ_WITH_DRAFTING
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
+from distillspec.serving.execution.slot_pool import Prefix
 
 
 @dataclass(eq=False)
@@ -42,11 +42,12 @@ class ReadTexts:
 
     def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
         """Begin with what the cache holds of the prefix, if its logits were finite."""
-        state, held = DraftState(), None if prefix is None else self._last.get(prefix.slot)
-        if prefix is not None and held is not None and held.sound and not held.unchecked:
-            state.computed = min(held.computed, prefix.length)
+        state = DraftState()
+        sibling = None if prefix is None else self._last.get(prefix.slot)
+        if prefix is not None and sibling is not None and sibling.sound and not sibling.unchecked:
+            state.computed = min(sibling.computed, prefix.length)
             if prefix.slot != sequence.held_slot:
-                state.sibling = held, prefix
+                state.sibling = sibling, prefix
         self._states[sequence.id] = self._last[sequence.held_slot] = state
 
     def leave_slot(self, sequence: SequenceState) -> None:
@@ -63,7 +64,8 @@ class ReadTexts:
         """Read the sequence anew."""
         self.runner.cache.clear(sequence.held_slot)
         state = self.state(sequence.id)
-        state.computed, state.unchecked, state.drafted, state.sibling = 0, False, (), None
+        state.computed, state.drafted = 0, ()
+        state.unchecked, state.sibling = False, None
 
     def catch_up(self, sequences: Sequence[SequenceState], room: int = CATCH_UP_TOKENS_A_STEP) -> set[str]:
         """Do catch-up prefill of those that are far behind, and return which can draft now.
@@ -104,11 +106,11 @@ class ReadTexts:
         """Take over what the sibling has read of the common text since, as long as it keeps its slot."""
         if state.sibling is None:
             return
-        held, prefix = state.sibling
-        if not held.sound or not held.in_slot or state.computed >= prefix.length:
+        sibling, prefix = state.sibling
+        if not sibling.sound or not sibling.in_slot or state.computed >= prefix.length:
             state.sibling = None
             return
-        length = min(held.computed, prefix.length)
+        length = min(sibling.computed, prefix.length)
         if length > state.computed:
             self.runner.cache.copy_text(prefix.slot, sequence.held_slot, length)
             state.computed = length

@@ -14,15 +14,15 @@ from distillspec.serving.base.rows import ANY, Option
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import RECYCLED, TokenTree
 from distillspec.serving.decoding.windows import VerificationWindow
-from distillspec.serving.proposers.base import ProposalRequest
-from distillspec.serving.proposers.grown import grown_tree
+from distillspec.serving.proposers.base import ProposalRequest, Proposer
 from distillspec.serving.proposers.tenant_tables import TenantTables
+from distillspec.serving.proposers.tree_of_shape import tree_of_shape
 
 Table = NDArray[numpy.int32]  # [V, best] most probable tokens in order, −1 where nothing is known
 ONE_TOKEN = 1  # of text, which a proposal follows from: `Option.match`
 
 
-class TokenRecycling:
+class TokenRecycling(Proposer):
     """Keeps the target's `best` most probable tokens behind every token, from all rows that it verifies.
 
     The children of a node are the entries of its token. Deterministic: proposals are one-hot. No training and no model:
@@ -33,7 +33,6 @@ class TokenRecycling:
         ConfigError: `best` is below 1.
     """
 
-    version = ""
     keeps_answers = True  # what was probable in a tenant's texts
 
     def __init__(self, vocabulary: int, best: int = 8) -> None:
@@ -58,15 +57,10 @@ class TokenRecycling:
         first = 0
         for window in windows:
             tokens = numpy.array([window.sequence.tokens[-1], *window.tree.tokens])
-            own = slice(first, first := first + len(tokens))
+            rows = slice(first, first := first + len(tokens))
             if window.sequence.request.log:
-                self._tables.of(window.sequence.request.cache_key)[tokens[sound[own]]] = best[own][sound[own]]
-
-    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
-        """Do nothing: `see` has learnt from the step."""
-
-    def leave_slot(self, sequence: SequenceState) -> None:
-        """Do nothing: tables are the tenants'."""
+                table = self._tables.of(window.sequence.request.cache_key)
+                table[tokens[sound[rows]]] = best[rows][sound[rows]]
 
     def forget_tenant(self, tenant: str) -> None:
         """Delete a tenant's table."""
@@ -79,4 +73,4 @@ class TokenRecycling:
             entries: list[int] = table[path[-1] if path else sequence.tokens[-1]].tolist()
             return [entry for entry in entries if entry >= 0]
 
-        return grown_tree(shape, behind, sequence.stop_ids, RECYCLED)
+        return tree_of_shape(shape, behind, sequence.stop_ids, RECYCLED)

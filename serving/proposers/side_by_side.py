@@ -15,27 +15,15 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import ANY, NOTHING, Option
 from distillspec.serving.base.tree import ROOT, TokenTree, merged
 from distillspec.serving.decoding.windows import VerificationWindow
-from distillspec.serving.execution.kv_cache import Prefix
-from distillspec.serving.proposers.base import (
-    EMPTY,
-    ProposalRequest,
-    Proposer,
-    flush_answers,
-    forget_answers,
-    keep_answers,
-    keeps_answers,
-    most_nodes,
-    readers,
-    release_memory,
-    versions_of,
-)
+from distillspec.serving.execution.slot_pool import Prefix
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer, readers
 from distillspec.serving.proposers.draft_collapse import DraftCollapse
-from distillspec.serving.proposers.draft_health import DraftHealth
+from distillspec.serving.proposers.guarded_proposer import GuardedProposer
 
 log = logging.getLogger(__name__)
 
 
-class SideBySide:
+class SideBySide(Proposer):
     """Drafts by source. Trees of several sources for one row are merged at the root, in the plan's order.
 
     The first source with something to propose is the prospect of a row, others follow. Proposers that read texts do
@@ -62,9 +50,10 @@ class SideBySide:
         self.proposers = dict(proposers)
         self.seconds: dict[str, float] = {}
         self.clock: Callable[[], float] = time.perf_counter
-        self._watches, self._rest_collapsed, self._alarmed = usual is not None, rest_collapsed, False
+        self._watches, self._rest_collapsed = usual is not None, rest_collapsed
+        self._alarmed = False  # the log says that no draft is healthy
         known = usual or {}
-        self._healths = {source: self._health(source, own, known.get(source)) for source, own in proposers.items()}
+        self._guarded = {source: self._guard(source, each, known.get(source)) for source, each in proposers.items()}
         self._resolve()
 
     def put(self, source: str, proposer: Proposer, usual: float | None = None) -> None:
@@ -73,32 +62,31 @@ class SideBySide:
         Args:
             usual: its acceptance rate by its own evaluation, None: not known.
         """
-        release_memory(self.proposers.get(source))
-        self.proposers[source], self._healths[source] = proposer, self._health(source, proposer, usual)
+        if (before := self.proposers.get(source)) is not None:
+            before.release()
+        self.proposers[source], self._guarded[source] = proposer, self._guard(source, proposer, usual)
         self._resolve()
 
     def remove(self, source: str) -> None:
         """Drop a source between steps, and free its memory."""
-        del self._healths[source]
-        release_memory(self.proposers.pop(source))
+        del self._guarded[source]
+        self.proposers.pop(source).release()
         self._resolve()
 
     @property
-    def version(self) -> str:
-        """The version of the first draft model, "" without one."""
-        return next(iter(versions_of(self).values()), "")
+    def versions(self) -> Mapping[str, str]:
+        return {source: member.version for source, member in self.proposers.items() if member.version}
 
     def most_nodes(self, depth: int) -> int:
-        return sum(most_nodes(proposer, depth) for proposer in self.proposers.values())
+        return sum(proposer.most_nodes(depth) for proposer in self.proposers.values())
 
     @property
     def healthy(self) -> Mapping[str, bool]:
-        drafts = {source: own for source, own in dict(self._healths).items() if own.drafts}
-        return {source: health.healthy for source, health in drafts.items()}
+        return {source: guarded.healthy for source, guarded in dict(self._guarded).items() if guarded.is_draft}
 
     def begin_step(self) -> None:
-        for health in self._healths.values():
-            health.step()
+        for guarded in self._guarded.values():
+            guarded.step()
         healthy = self.healthy
         if any(healthy.values()) or not healthy:
             self._alarmed = False
@@ -110,40 +98,42 @@ class SideBySide:
             )
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
-        found: dict[tuple[int, str], TokenTree] = {}
+        proposed: dict[tuple[int, str], TokenTree] = {}  # by row and source
         self.seconds = {}
-        for source, health in self._healths.items():
-            own = {row: request.of_source(source) for row, request in enumerate(requests)}
-            asked = {row: request for row, request in own.items() if request.trees}
+        for source, guarded in self._guarded.items():
+            of_source = {row: request.of_source(source) for row, request in enumerate(requests)}
+            asked = {row: request for row, request in of_source.items() if request.trees}
             if not asked:
                 continue
             started = self.clock()
-            trees = health.ask(list(asked.values()))
+            trees = guarded.propose(list(asked.values()))
             self.seconds[source] = self.clock() - started
-            found.update({(row, source): tree for row, tree in zip(asked, trees, strict=True)})
-        sources = [[tree.source for tree in request.trees] for request in requests]
-        return [merged([found.get((row, source), EMPTY) for source in own]) for row, own in enumerate(sources)]
+            proposed.update({(row, source): tree for row, tree in zip(asked, trees, strict=True)})
+        return [
+            merged([proposed.get((row, planned.source), EMPTY) for planned in request.trees])
+            for row, request in enumerate(requests)
+        ]
 
     def read_ahead(self, texts: Sequence[tuple[str, SequenceState, int]]) -> None:
-        for source, health in self._healths.items():
-            if own := [(sequence, tokens) for name, sequence, tokens in texts if name == source]:
-                health.read_on(own)
+        for source, guarded in self._guarded.items():
+            if of_source := [(sequence, tokens) for name, sequence, tokens in texts if name == source]:
+                guarded.read_on(of_source)
 
     def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
-        able, none = list[Option](), NOTHING
-        for source, health in self._healths.items():
-            none = health.foreseen(sequence, (Option(ANY, source=source),))
-            able += [each for each in none if each.limit]
-        return tuple(able) or none
+        able, last = list[Option](), NOTHING
+        for source, guarded in self._guarded.items():
+            last = guarded.foreseen(sequence, (Option(ANY, source=source),))
+            able += [option for option in last if option.limit]
+        return tuple(able) or last
 
     def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
-        """Pass it on to those that learn from logits."""
-        for health in self._healths.values():
-            health.see(windows, logits)
+        """Pass it on to all."""
+        for guarded in self._guarded.values():
+            guarded.see(windows, logits)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
-        for health in self._healths.values():
-            health.committed(sequence, tree, path)
+        for guarded in self._guarded.values():
+            guarded.committed(sequence, tree, path)
         if self._watches:
             self._judge(tree, path)
 
@@ -156,8 +146,8 @@ class SideBySide:
             reader.enter_slot(sequence, prefix)
 
     def leave_slot(self, sequence: SequenceState) -> None:
-        for health in self._healths.values():
-            health.leave_slot(sequence)
+        for guarded in self._guarded.values():
+            guarded.leave_slot(sequence)
 
     def distrust(self, sequence: SequenceState) -> None:
         for reader in self._readers:
@@ -171,42 +161,40 @@ class SideBySide:
         for reader in self._readers:
             reader.assume_read(sequence, tokens)
 
-    @property
-    def keeps_answers(self) -> bool:
-        return any(keeps_answers(proposer) for proposer in self.proposers.values())
-
     def forget_tenant(self, tenant: str) -> None:
-        """Pass it on to all that keep answers, whether one raises or not."""
+        """Pass it on to all, whether one raises or not."""
         with ExitStack() as calls:
             for proposer in self.proposers.values():
-                calls.callback(forget_answers, proposer, tenant)
+                calls.callback(proposer.forget_tenant, tenant)
 
     def keep_in(self, folder: Path, vocabulary: int) -> None:
-        """Pass it on to all that can keep what they learn."""
+        """Pass it on to all."""
         for proposer in self.proposers.values():
-            keep_answers(proposer, folder, vocabulary)
+            proposer.keep_in(folder, vocabulary)
 
     def flush(self) -> None:
         for proposer in self.proposers.values():
-            flush_answers(proposer)
+            proposer.flush()
 
     def release(self) -> None:
         for proposer in self.proposers.values():
-            release_memory(proposer)
+            proposer.release()
 
-    def _health(self, source: str, proposer: Proposer, usual: float | None) -> DraftHealth:
+    def _guard(self, source: str, proposer: Proposer, usual: float | None) -> GuardedProposer:
         collapse = DraftCollapse(usual) if self._watches and proposer.version else None
-        return DraftHealth(proposer, source, [source], collapse, rests=self._rest_collapsed)
+        return GuardedProposer(proposer, source, [source], collapse, rests=self._rest_collapsed)
 
     def _judge(self, tree: TokenTree, path: Sequence[int]) -> None:
         """Tell each draft of its first tokens that were tried: in order, up to those of which one was accepted."""
         for group in tree.groups_at(ROOT):
             is_accepted = bool(path) and path[0] in group.nodes
-            if (health := self._healths.get(group.source)) is not None:
-                health.judge(is_accepted)
+            if (guarded := self._guarded.get(group.source)) is not None:
+                guarded.judge(is_accepted)
             if is_accepted:
                 return
 
     def _resolve(self) -> None:
-        """Ask protocols once: it takes microseconds, too many for every row of every step."""
+        """Keep what follows from the members. Asking for a protocol takes microseconds, too many for every row."""
         self._readers = [reader for proposer in self.proposers.values() for reader in readers(proposer)]
+        self.version = next(iter(self.versions.values()), "")  # the first draft model's
+        self.keeps_answers = any(proposer.keeps_answers for proposer in self.proposers.values())

@@ -9,7 +9,7 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import Option
 from distillspec.serving.base.shape import chain_of
 from distillspec.serving.base.tree import DRAFT, TokenTree
-from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer, most_nodes
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.side_by_side import SideBySide
 
@@ -31,12 +31,12 @@ class Staged(SideBySide):
         self.draft, self.helper, self.source = draft, helper, source
 
     def most_nodes(self, depth: int) -> int:
-        return most_nodes(self.draft, depth)
+        return self.draft.most_nodes(depth)
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         asked = [ProposalRequest(r.sequence, chain_of(max(1, r.speculation_length - 1), self.source)) for r in requests]
-        health = self._healths[self.source]
-        guessed = [EMPTY] * len(asked) if health.paused else health.ask(asked)
+        guarded = self._guarded[self.source]
+        guessed = [EMPTY] * len(asked) if guarded.paused else guarded.propose(asked)
         guesses = map(self._tokens, guessed)
         return self.draft.propose([replace(r, guess=guess) for r, guess in zip(requests, guesses, strict=True)])
 

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Held:
+class _OwnerTexts:
     """An owner's texts in memory."""
 
     index: SuffixIndex
@@ -61,7 +61,7 @@ class SuffixStore:
             raise ConfigError(f"proposer_options.merge={list(merge)} needs folder=FOLDER, for the answers of this one")
         self.tokens, self.shared, self.exclude = tokens, shared, frozenset(exclude)
         self._files = None if folder is None else AnswerFiles(Path(folder), vocabulary, list(map(Path, merge)))
-        self._held = TenantTables[_Held](self._read)
+        self._tables = TenantTables[_OwnerTexts](self._read)
 
     def keep_in(self, folder: Path, vocabulary: int) -> None:
         """Keep the texts of owners in a folder from their next use on, if the store has none yet.
@@ -78,15 +78,15 @@ class SuffixStore:
 
     def serve(self, sequences: int) -> None:
         """See `TenantTables.serve`."""
-        self._held.serve(sequences)
+        self._tables.serve(sequences)
 
     def add(self, owner: Owner, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Take in a finished answer."""
         if owner[0] in self.exclude:
             return
         text = [*prompt[-LONGEST:], *answer]
-        held = self._of(owner)
-        held.index.add(text)
+        texts = self._of(owner)
+        texts.index.add(text)
         if self._files is None:
             return
         owner = EVERYBODY if self.shared else owner
@@ -94,10 +94,10 @@ class SuffixStore:
             self._files.append(owner, text)
         except OSError:
             log.exception("an answer is not kept on disk")
-        held.appended += len(text)
-        if held.appended > self.tokens:
-            held.appended = 0
-            self._texts(owner)
+        texts.appended += len(text)
+        if texts.appended > self.tokens:
+            texts.appended = 0
+            self._texts_on_disk(owner)
 
     def forget(self, tenant: str) -> None:
         """Delete a tenant's texts, in memory and on disk. In a shared store they cannot be told apart: all go.
@@ -107,21 +107,21 @@ class SuffixStore:
         Raises:
             OSError: a file stays.
         """
-        self._held.forget(EVERYBODY[0] if self.shared else tenant)
+        self._tables.forget(EVERYBODY[0] if self.shared else tenant)
         if self._files is not None:
             for owner in (tenant, EVERYBODY[0]):
                 self._files.delete(owner)
 
-    def _of(self, owner: Owner) -> _Held:
-        return self._held.of(EVERYBODY if self.shared else owner)
+    def _of(self, owner: Owner) -> _OwnerTexts:
+        return self._tables.of(EVERYBODY if self.shared else owner)
 
-    def _read(self, owner: Owner) -> _Held:
-        held = _Held(SuffixIndex(self.tokens))
-        for text in self._texts(owner):
-            held.index.add(text)
-        return held
+    def _read(self, owner: Owner) -> _OwnerTexts:
+        texts = _OwnerTexts(SuffixIndex(self.tokens))
+        for text in self._texts_on_disk(owner):
+            texts.index.add(text)
+        return texts
 
-    def _texts(self, owner: Owner) -> list[list[int]]:
+    def _texts_on_disk(self, owner: Owner) -> list[list[int]]:
         """Return an owner's texts on disk, and cut its file to the newest."""
         if self._files is None or owner[0] in self.exclude:
             return []

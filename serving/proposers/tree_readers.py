@@ -30,15 +30,15 @@ def tree_readers(shape: TreeShape) -> tuple[tuple[Reader, ...], ...]:
     above: list[tuple[int, int, int]] = [(ROOT, -1, 0)]  # nodes of the level, with their reader above and what it sees
     readers = nodes = 0
     for level in shape.levels:
-        found, below = list[Reader](), list[tuple[int, int, int]]()
+        readers_here, below = list[Reader](), list[tuple[int, int, int]]()
         for (node, reader, seen), children in zip(above, level, strict=True):
             if not children:
                 continue
-            own = seen if node == ROOT else seen | 1 << (readers - 1)
-            found.append(Reader(node, reader, nodes, children, own))
-            below += [(nodes + child, readers, own) for child in range(children)]
+            sees = seen if node == ROOT else seen | 1 << (readers - 1)
+            readers_here.append(Reader(node, reader, nodes, children, sees))
+            below += [(nodes + child, readers, sees) for child in range(children)]
             readers, nodes = readers + 1, nodes + children
-        levels.append(tuple(found))
+        levels.append(tuple(readers_here))
         above = below
     return tuple(levels)
 
@@ -76,11 +76,12 @@ def call_plan(shapes: tuple[TreeShape, ...]) -> CallPlan:
     levels = [0]
     for level in range(max(map(len, trees))):
         for row, tree in enumerate(trees):
-            for own in tree[level] if level < len(tree) else ():
-                node, above = (-1, -1) if own.node == ROOT else (starts[row] + own.node, places[row][own.above])
-                number = len(places[row])
+            start = starts[row]
+            for reader in tree[level] if level < len(tree) else ():
+                node, above = (-1, -1) if reader.node == ROOT else (start + reader.node, places[row][reader.above])
+                number, seen = len(places[row]), signed_word(reader.seen)
                 places[row].append(len(numbers))
-                numbers.append((row, node, above, starts[row] + own.first, own.children, number, signed_word(own.seen)))
+                numbers.append((row, node, above, start + reader.first, reader.children, number, seen))
         levels.append(len(numbers))
     readers = Readers(numpy.array(levels, dtype=numpy.int64), numpy.array(numbers, dtype=numpy.int64), starts[-1])
     draws = max(map(len, places)), max(max(shape.widths) for shape in shapes)

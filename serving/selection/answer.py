@@ -15,18 +15,19 @@ class Answer:
     """A running answer."""
 
     draft: str
-    since: int  # tokens of its text when it got this draft
-    known: Floats  # its features, where it was at its last review
+    draft_since: int  # tokens of its text when it got this draft
+    features: Floats  # where it was at its last review
     # P(a token of its draft is accepted) by these, before its own trials. Drawn, or optimistic, while it is on trial.
     # None: the answer has a source without a model alone.
     belief: float | None
     kind: Hashable = None  # of its request, for which drafts are tried
     loss: float = 0.0  # tokens that all rows lose for each that it writes, if its draft is not expected to be the best
     coming: str | None = None  # the draft that it switches to when that has read its text
-    later: float = 0.0  # its loss from then on
+    coming_loss: float = 0.0  # its `loss` from then on
     # What drafts would bring it, behind their names and whether it is alone.
     prospect: tuple[tuple[Sequence[str], bool], Prospect] | None = None
-    own: dict[str, Tried] = field(default_factory=dict)  # tokens of each draft that were learnt from
-    new: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # steps, and those since they were learnt from
+    learnt: dict[str, Tried] = field(default_factory=dict)  # tokens of each draft that were learnt from
+    # Steps, tokens tried and tokens accepted of each draft since then.
+    unlearnt: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     steps: int = 0  # so far
-    free: int = 0  # those in which a source without a model drafted
+    free_steps: int = 0  # those in which a source without a model drafted

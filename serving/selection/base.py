@@ -55,13 +55,13 @@ class Selection(Protocol):
         ...
 
 
-class Present:
-    """Rows that may still be there: a preempted one, or one whose text is read again, is missing for a while."""
+class RecentRows:
+    """Rows of the last steps, which may still be there: a preempted row is missing for a while."""
 
     def __init__(self) -> None:
         self._steps, self._before = 0, set[str]()
 
-    def now_and_then(self, result: StepResult) -> set[str] | None:
+    def rows_to_keep(self, result: StepResult) -> set[str] | None:
         """Count a step. Return every `KEEP_EVERY` steps its rows and those of the time before, else None."""
         self._steps += 1
         if self._steps % KEEP_EVERY:
@@ -85,12 +85,12 @@ class SelectionState:
         self.coming: Mapping[str, str] = {}
         self.collapsed: list[str] = []
         self.steps = 0
-        self._present = Present()
+        self._recent = RecentRows()
 
-    def passed(self, result: StepResult) -> set[str] | None:
+    def rows_to_keep(self, result: StepResult) -> set[str] | None:
         """Count a step. Return now and then the rows that may still be there, for others to be forgotten, else None."""
         self.steps += 1
-        return self._present.now_and_then(result)
+        return self._recent.rows_to_keep(result)
 
 
 def drafts_of(row: RowView) -> tuple[Option, ...]:
@@ -107,8 +107,8 @@ def members_of(row: RowView, free: Sequence[str] = ()) -> list[str]:
     Args:
         free: see `SelectionParts`.
     """
-    found = [option.source for option in drafts_of(row)]
-    return [*found, *free] if found or any(option.limit for option in row.options) else []
+    drafts = [option.source for option in drafts_of(row)]
+    return [*drafts, *free] if drafts or any(option.limit for option in row.options) else []
 
 
 def only(row: RowView, source: str | None, belief: float | None = None, free: Sequence[str] = ()) -> RowView:
@@ -121,10 +121,13 @@ def only(row: RowView, source: str | None, belief: float | None = None, free: Se
         free: see `SelectionParts`.
     """
     if source in free:
-        own = [option for option in row.options if option.source == source]
-        return row.with_option(own[0]) if own else row._replace(limit=0, match=0, likely=None, others=(), belief=None)
+        alone = next((option for option in row.options if option.source == source), None)
+        if alone is None:
+            return row._replace(limit=0, match=0, likely=None, others=(), belief=None)
+        return row.with_option(alone)
     if row.source == source and row.drafted_by_model:
-        return row._replace(others=tuple([own for own in row.others if not own.drafted_by_model]), belief=belief)
+        without_model = [option for option in row.others if not option.drafted_by_model]
+        return row._replace(others=tuple(without_model), belief=belief)
     kept = [option for option in row.options if not option.drafted_by_model or option.source == source]
     if not kept:
         return row._replace(limit=0, others=())

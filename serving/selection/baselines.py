@@ -37,15 +37,15 @@ class ByRequest(SelectionState, ABC):
 
     def keep_only(self, alive: Collection[str]) -> None:
         """Forget all rows but these."""
-        self._chosen = {name: own for name, own in self._chosen.items() if name in alive}
-        self._instead = {name: own for name, own in self._instead.items() if name in alive}
+        self._chosen = {name: draft for name, draft in self._chosen.items() if name in alive}
+        self._instead = {name: draft for name, draft in self._instead.items() if name in alive}
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         return {row.sequence_id: self._of(row) for row in rows}
 
     def observe(self, result: StepResult, chosen: Choices) -> None:
         self.learn(result, chosen)
-        if (alive := self.passed(result)) is not None:
+        if (alive := self.rows_to_keep(result)) is not None:
             self.keep_only(alive)
 
     def draft_changed(self, change: DraftChange) -> None:
@@ -54,15 +54,15 @@ class ByRequest(SelectionState, ABC):
 
     def _of(self, row: RowView) -> str | None:
         name, drafts = row.sequence_id, members_of(row, self.free)
-        own = self._chosen.get(name)
+        chosen = self._chosen.get(name)
         if not drafts:
             return None
-        if own in drafts:
-            return own
-        held = self._chosen if own is None else self._instead
-        if held.get(name) not in drafts:
-            held[name] = self.pick(row, drafts)
-        return held[name]
+        if chosen in drafts:
+            return chosen
+        picked = self._chosen if chosen is None else self._instead
+        if picked.get(name) not in drafts:
+            picked[name] = self.pick(row, drafts)
+        return picked[name]
 
 
 class Fixed(ByRequest):
@@ -137,14 +137,14 @@ class EpsilonGreedy(ByRequest):
         return found
 
     def learn(self, result: StepResult, chosen: Choices) -> None:
-        found = row_rewards(result, chosen)
-        for own in found:
-            self._rewards.add((ALL, own.source), own.tokens, own.seconds)
-        self._meter.count(result, found, self.on_trial)
+        rewards = row_rewards(result, chosen)
+        for reward in rewards:
+            self._rewards.add((ALL, reward.source), reward.tokens, reward.seconds)
+        self._meter.count(result, rewards, self.on_trial)
 
     def keep_only(self, alive: Collection[str]) -> None:
         super().keep_only(alive)
-        self._tried = {name: own for name, own in self._tried.items() if name in alive}
+        self._tried = {name: draft for name, draft in self._tried.items() if name in alive}
 
     def draft_changed(self, change: DraftChange) -> None:
         self._rewards.forget(change.source)

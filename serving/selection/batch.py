@@ -15,10 +15,10 @@ import numpy
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.types import Bools, Floats, Ints
 
-NONE = -1  # place of a row without a draft
-BETTER = 1.03  # times the tokens of a row that a change must bring for each row that it moves
-NOTHING = -1e9  # tokens that a draft is worth that may not draft
-TYPICAL = 2  # tokens of a row over which the cost of verifying one is taken
+NO_DRAFT = -1  # place of a row without a draft
+BETTER = 1.03  # times the tokens of a row: what a change must bring for each row that it moves
+UNABLE_WORTH = -1e9  # tokens, of a draft that may not draft
+TYPICAL_TOKENS = 2  # of a row, over which the cost of verifying one is taken
 
 
 class Prospect(NamedTuple):
@@ -78,9 +78,9 @@ class Batch:
     @cached_property
     def node_s(self) -> float:
         """Seconds that a drafted token adds to the target's pass."""
-        return self._verifying_s(TYPICAL * len(self.left)) / (TYPICAL * len(self.left))
+        return self._verifying_s(TYPICAL_TOKENS * len(self.left)) / (TYPICAL_TOKENS * len(self.left))
 
-    def rate(self, own: Ints, price: float | None = None, believed: Batch | None = None) -> float:
+    def rate(self, row_drafts: Ints, price: float | None = None, believed: Batch | None = None) -> float:
         """Return the tokens a second, if each row has the draft of this place `[n]`.
 
         Args:
@@ -88,10 +88,10 @@ class Batch:
             believed: what rows are believed to get, by which lengths are chosen. None: what they are expected to.
         """
         if price is None:
-            return self.rate(own, self.rate(own, len(self.left) / self.plain_s))
-        tokens, seconds, nodes = float(len(own)), self.plain_s, 0.0
-        for place in numpy.unique(own[own != NONE]).tolist():
-            rows = (own == place) & self.able[:, place]
+            return self.rate(row_drafts, self.rate(row_drafts, len(self.left) / self.plain_s))
+        tokens, seconds, nodes = float(len(row_drafts)), self.plain_s, 0.0
+        for place in numpy.unique(row_drafts[row_drafts != NO_DRAFT]).tolist():
+            rows = (row_drafts == place) & self.able[:, place]
             if not rows.any() or place == self.free:
                 continue
             drafting_s = self._drafting_s(place, rows)
@@ -105,31 +105,35 @@ class Batch:
             seconds += float(drafting_s[level] + (self.reading_s[rows, place] * share).sum())
         return tokens / (seconds + self._verifying_s(nodes))
 
-    def rates(self, own: Ints, row: int, price: float) -> list[float]:
-        """Return the tokens a second with each of the drafts for one row, and `own [n]` for the others."""
-        found = []
-        for place in range(len(self.drafts)):
-            own[row] = place
-            found.append(self.rate(own, price))
-        return found
+    def rates(self, row_drafts: Ints, row: int, price: float) -> list[float]:
+        """Return the tokens a second with each of the drafts for one row, and `row_drafts [n]` for the others.
 
-    def best(self, own: Ints, movable: Bools) -> Ints:
+        The row's place in `row_drafts` is written over.
+        """
+        rates = []
+        for place in range(len(self.drafts)):
+            row_drafts[row] = place
+            rates.append(self.rate(row_drafts, price))
+        return rates
+
+    def best(self, row_drafts: Ints, movable: Bools) -> Ints:
         """Return better drafts `[n]` for all rows together, or the same where no others are worth the change.
 
         Args:
-            own: the present drafts.
+            row_drafts: the present drafts.
             movable: `[n]` bool, rows that may get others.
         """
-        price = self.rate(own)
-        worth, used = self._worth(price), frozenset(own[own != NONE].tolist())
-        kept = self._within(used, own, movable, worth)
-        kept_rate, found, found_rate = self.rate(kept, price), kept, 0.0
+        price = self.rate(row_drafts)
+        worth, used = self._worth(price), frozenset(row_drafts[row_drafts != NO_DRAFT].tolist())
+        kept = self._within(used, row_drafts, movable, worth)
+        kept_rate = self.rate(kept, price)
+        best, best_rate = kept, 0.0
         for drafts in self._sets(used):
-            each = self._within(drafts, own, movable, worth)
-            rate, moved = self.rate(each, price), numpy.count_nonzero(each != kept)
-            if rate > found_rate and rate > kept_rate * (1 + (BETTER - 1) * moved / len(own)):
-                found, found_rate = each, rate
-        return found
+            others = self._within(drafts, row_drafts, movable, worth)
+            rate, moved = self.rate(others, price), numpy.count_nonzero(others != kept)
+            if rate > best_rate and rate > kept_rate * (1 + (BETTER - 1) * moved / len(row_drafts)):
+                best, best_rate = others, rate
+        return best
 
     def _sets(self, used: frozenset[int]) -> list[frozenset[int]]:
         """Return sets of drafts near the one in use: one less, one more, all, and each alone."""
@@ -137,18 +141,18 @@ class Batch:
         near = [used ^ {place} for place in every]
         return [*{each for each in (*near, frozenset(every), *(frozenset({place}) for place in every)) if each}]
 
-    def _within(self, drafts: frozenset[int], own: Ints, movable: Bools, worth: Floats) -> Ints:
+    def _within(self, drafts: frozenset[int], row_drafts: Ints, movable: Bools, worth: Floats) -> Ints:
         """Return the best one of these drafts for each row, its own where that is hardly worse or none can draft."""
         if not drafts:
-            return own
+            return row_drafts
         places = numpy.array(sorted(drafts))
         best = places[worth[:, places].argmax(1)]
-        rows = numpy.arange(len(own))
-        there = numpy.isin(own, places)
-        gains = worth[rows, best] - numpy.where(there, worth[rows, own], NOTHING)
+        rows = numpy.arange(len(row_drafts))
+        has_one = numpy.isin(row_drafts, places)
+        gains = worth[rows, best] - numpy.where(has_one, worth[rows, row_drafts], UNABLE_WORTH)
         least = (BETTER - 1) * (1 + numpy.maximum(0.0, worth[rows, best]))
         moves = movable & self.able[rows, best] & (gains > least)
-        return numpy.where(moves, best, own)
+        return numpy.where(moves, best, row_drafts)
 
     def _length(self, place: int, rows: Bools, price: float, drafting_s: Floats) -> int:
         """Return the levels that a draft drafts for its rows, 0 where that is not worth its seconds."""
@@ -162,15 +166,15 @@ class Batch:
 
     def _worth(self, price: float) -> Floats:
         """Return what each draft is worth for each row `[n, m]`, in tokens a step, if its passes cost nothing more."""
-        own = slice(None) if self.fixed is None else slice(min(self.fixed, len(self._levels)) - 1, self.fixed)
-        tokens, used = self.tokens[..., own], self.used[:, None]
-        found = used[..., None] * (tokens - price * self.node_s * self.nodes[..., own])
-        written = 1 + used * numpy.take_along_axis(tokens, found.argmax(2)[..., None], 2)[..., 0]
+        lengths = slice(None) if self.fixed is None else slice(min(self.fixed, len(self._levels)) - 1, self.fixed)
+        tokens, used = self.tokens[..., lengths], self.used[:, None]
+        gains = used[..., None] * (tokens - price * self.node_s * self.nodes[..., lengths])
+        written = 1 + used * numpy.take_along_axis(tokens, gains.argmax(2)[..., None], 2)[..., 0]
         reading_s = self.reading_s * written / self.left[:, None]  # a step's share
-        worth = found.max(2) - price * reading_s
+        worth = gains.max(2) - price * reading_s
         if self.free is not None:
             worth[:, self.free] = 0.0
-        return numpy.where(self.able, worth, NOTHING)
+        return numpy.where(self.able, worth, UNABLE_WORTH)
 
     def _verifying_s(self, nodes: float) -> float:
         """Return the seconds that drafted tokens add to the target's pass."""

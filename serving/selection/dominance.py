@@ -9,9 +9,10 @@ from distillspec.serving.base.rows import RowView
 from distillspec.serving.selection.accepting import domain_place
 from distillspec.serving.selection.base import drafts_of
 
-SURE = 1.5  # standard deviations that the best draft may be worse, and each other one better, and it is still the best
-CALM = 64  # answers in a row that began with the same draft for certain
-FALLEN = 0.08  # of P(a token is accepted), since it was certain: that is a change. Beyond what an estimate wavers by
+# Standard deviations that the best draft may be worse, and each other one better, and it is still the best.
+SURE_DEVIATIONS = 1.5
+CALM_ANSWERS = 64  # answers in a row that began with the same draft for certain
+ACCEPTANCE_DROP = 0.08  # of P(a token is accepted), since it was certain: a change, more than an estimate wavers by
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Dominance:
             self._calm = 0
         self._certain[kind] = draft, chance
         self._calm += 1
-        self.draft = draft if self._calm >= CALM else None
+        self.draft = draft if self._calm >= CALM_ANSWERS else None
 
     def covers(self, kind: Hashable, chance: float) -> bool:
         """Return True if the draft is the best for a new answer too. If not, nothing is certain any more."""
@@ -54,7 +55,7 @@ class Dominance:
         known = self._certain.get(kind)
         if known is None:
             self.draft, self._calm = None, 0
-        elif chance < known[1] - FALLEN:
+        elif chance < known[1] - ACCEPTANCE_DROP:
             self.changed()
         return self.draft is not None
 

@@ -10,7 +10,7 @@ import numpy
 from distillspec.serving.base.acceptance import Trial
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.selection.accepting import KEPT, Accepting, sigmoid
-from distillspec.serving.selection.fall import Fall
+from distillspec.serving.selection.collapse_test import CollapseTest
 from distillspec.types import Floats
 
 STRENGTH = 30.0  # trials that the estimate by features is worth beside a request's own
@@ -39,7 +39,7 @@ class DraftsAcceptance:
     """P(a token is accepted) of each draft, by the features of a request.
 
     Text that is hard for one draft is hard for all: what they have in common is told apart from what each adds. A draft
-    that collapses says nothing of the text (see `Fall`).
+    that collapses says nothing of the text (see `CollapseTest`).
 
     Args:
         expected: α of drafts by their own evaluation, as far as it is known.
@@ -50,7 +50,7 @@ class DraftsAcceptance:
         self.expected, self.most = expected, most
         self._common = Accepting()
         self._drafts: dict[str, Accepting] = {}
-        self._falls: dict[str, Fall] = {}
+        self._collapse_tests: dict[str, CollapseTest] = {}
         self._positions: dict[str, Floats] = {}  # tried and accepted `[2, most]`
         self._relative: dict[str, Floats] = {}  # acceptance of each position over that of all
 
@@ -72,7 +72,7 @@ class DraftsAcceptance:
         expected = {name: self.log_odds(name, trials.known)[0] for name, trials in own.items()}
         misses, doubts = dict[str, float](), dict[str, float]()
         for name, (tried, accepted, _) in own.items():
-            if self._fall(name).has_fallen:
+            if self._collapse_test(name).has_collapsed:
                 continue
             chance = sigmoid(expected[name])
             misses[name], doubts[name] = accepted - tried * chance, tried * chance * (1 - chance)
@@ -113,12 +113,12 @@ class DraftsAcceptance:
         Args:
             before: the draft's earlier trials of the request.
         """
-        draft, fall = self._draft(source), self._fall(source)
-        fall.expects(self._common.weights, draft.weights)
-        collapsed = fall.saw(known, tried, accepted, (0, 0) if before is None else before[:2])
+        draft, test = self._draft(source), self._collapse_test(source)
+        test.expects(self._common.weights, draft.weights)
+        collapsed = test.saw(known, tried, accepted, (0, 0) if before is None else before[:2])
         if collapsed:
             self._blame(source)
-        if not fall.has_fallen:
+        if not test.has_collapsed:
             self._common.learn(known, tried, accepted, steps, draft.log_odds(known)[0])
         draft.learn(known, tried, accepted, steps, self._common.log_odds(known)[0])
         self._relative.pop(source, None)
@@ -126,7 +126,7 @@ class DraftsAcceptance:
 
     def usual(self, source: str) -> float:
         """Return P(accepted) of a draft before it collapsed."""
-        return self._fall(source).usual
+        return self._collapse_test(source).usual
 
     def saw(self, source: str, trials: Iterable[Trial]) -> None:
         """Count trials by their positions. `survival` follows once the draft has learnt."""
@@ -137,7 +137,7 @@ class DraftsAcceptance:
 
     def changed(self, change: DraftChange) -> None:
         """Go on for a draft that is another now. Of one that is new, what the old one did says nothing."""
-        self._falls.pop(change.source, None)
+        self._collapse_tests.pop(change.source, None)
         if change.acceptance is None:
             self._drafts.pop(change.source, None)
         elif (draft := self._drafts.get(change.source)) is not None:
@@ -150,17 +150,17 @@ class DraftsAcceptance:
             self._drafts[source] = Accepting.expecting(self.expected.get(source))
         return self._drafts[source]
 
-    def _fall(self, source: str) -> Fall:
-        return self._falls.setdefault(source, Fall())
+    def _collapse_test(self, source: str) -> CollapseTest:
+        return self._collapse_tests.setdefault(source, CollapseTest())
 
     def _blame(self, source: str) -> None:
         """Put down to a draft that has collapsed what was put down to the text, and doubt what is known of all drafts.
 
         The others were perhaps not tried for long, and meanwhile they were taken for as bad as the text seemed to be.
         """
-        draft, text = self._draft(source), self._falls[source].text
-        draft.weights = draft.weights + (self._common.weights - text)
-        self._common.weights = text
+        draft, text_weights = self._draft(source), self._collapse_tests[source].text_weights
+        draft.weights = draft.weights + (self._common.weights - text_weights)
+        self._common.weights = text_weights
         self._common.forget(0.0)  # but the errors
         for each in self._drafts.values():
             each.forget(1 - KEPT)

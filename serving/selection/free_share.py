@@ -11,7 +11,7 @@ from distillspec.serving.selection.accepting import domain_place
 
 STRENGTH = 30.0  # steps that the share of its domain is worth beside an answer's own
 MEMORY = 2000.0  # steps of a domain after which evidence has half its weight
-SHARE = 0.2  # while nothing is known of a domain
+SHARE = 0.2  # that is assumed while nothing is known of a domain
 
 
 class FreeShare:
@@ -35,9 +35,9 @@ class FreeShare:
         by_source = list(trials)
         self._accepted.update([trial.source for trial in by_source if trial.accepted and trial.source in self.sources])
         free = bool(by_source) and all(trial.source in self.sources for trial in by_source)
-        steps, found = self._steps.get(domain_place(row), (0.0, 0.0))
+        steps, free_steps = self._steps.get(domain_place(row), (0.0, 0.0))
         kept = 0.5 ** (1 / MEMORY)
-        self._steps[domain_place(row)] = kept * steps + 1, kept * found + free
+        self._steps[domain_place(row)] = kept * steps + 1, kept * free_steps + free
         return free
 
     def of(self, row: RowView, steps: int, free: int) -> float:
@@ -49,8 +49,8 @@ class FreeShare:
         """
         if not self.sources:
             return 0.0
-        whole, found = self._steps.get(domain_place(row), (0.0, 0.0))
-        usual = (found + SHARE * STRENGTH) / (whole + STRENGTH)
+        domain_steps, free_steps = self._steps.get(domain_place(row), (0.0, 0.0))
+        usual = (free_steps + SHARE * STRENGTH) / (domain_steps + STRENGTH)
         return (free + usual * STRENGTH) / (steps + STRENGTH)
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random
 
 import numpy
 
@@ -12,15 +11,16 @@ from distillspec.serving.base.catch_up import READ_WITH_DRAFTING
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult, decoding_rows
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.selection.accepting import domain_place, features, moved, of_domain, sigmoid
+from distillspec.serving.selection.accepting import domain_place, features, moved, of_domain
 from distillspec.serving.selection.answer import Answer
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of, members_of
-from distillspec.serving.selection.batch import NONE, Batch
-from distillspec.serving.selection.dominance import SURE, Dominance, kind_of
+from distillspec.serving.selection.batch import NO_DRAFT, Batch
+from distillspec.serving.selection.dominance import Dominance, kind_of
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
+from distillspec.serving.selection.first_draft import FirstDrafts
 from distillspec.serving.selection.free_share import FreeShare
 from distillspec.serving.selection.losses import Losses
-from distillspec.serving.selection.optimism import LASTING, Optimism
+from distillspec.serving.selection.optimism import OPTIMISTIC_ANSWERS, Optimism
 from distillspec.serving.selection.prospects import Prospects
 from distillspec.types import Ints
 
@@ -51,10 +51,11 @@ class GoodputSelection(SelectionState):
         self.parts, self.fast_switching = parts, fast_switching
         self._acceptance = DraftsAcceptance(parts.expected, parts.most)
         self._share, self.losses = FreeShare(parts.free), Losses(0.0)
-        self._optimism = Optimism(LASTING if tries else 0)
+        self._optimism = Optimism(OPTIMISTIC_ANSWERS if tries else 0)
         self._prospects = Prospects(parts, self._acceptance, self._share, self._optimism)
+        self._first = FirstDrafts(parts, self._acceptance, self._optimism, self._prospects)
         self._answers: dict[str, Answer] = {}
-        self._reviewed_at, self._reviewed = 0, 0  # the step, and its rows
+        self._reviewed_at, self._reviewed_rows = 0, 0  # the step of the last review, and how many rows it had
         self._dominance, self._surprises = Dominance(), 0
         self.draws = self.reviews = 0
 
@@ -65,13 +66,13 @@ class GoodputSelection(SelectionState):
 
     @tries.setter
     def tries(self, tries: bool) -> None:
-        self._optimism.lasting = LASTING if tries else 0
+        self._optimism.lasting = OPTIMISTIC_ANSWERS if tries else 0
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         self._prospects.alone = len(rows) == 1
         for row in rows:
-            self._keep(row, rows)
-        if self._is_due(rows):
+            self._keep_draft(row, rows)
+        if self._review_is_due(rows):
             self._review(rows)
         running = [(row.sequence_id, self._answers.get(row.sequence_id)) for row in rows]
         answers = [(name, answer) for name, answer in running if answer is not None]
@@ -91,7 +92,7 @@ class GoodputSelection(SelectionState):
                 self.losses.add(answer.loss * row.emitted)
             if self.free:
                 answer.steps += 1
-                answer.free += self._share.saw(views[row.sequence_id], row.trials)
+                answer.free_steps += self._share.saw(views[row.sequence_id], row.trials)
             if source in self.free:
                 continue  # nothing is learnt of drafts
             # Also tokens tried behind rejected n-grams, for few are tried first. Such text is harder, for every draft.
@@ -99,10 +100,10 @@ class GoodputSelection(SelectionState):
             if not trials:
                 continue
             accepted = sum([trial.accepted for trial in trials])
-            steps, tried, before = answer.new.get(source, (0, 0, 0))
-            answer.new[source] = steps + 1, tried + len(trials), before + accepted
+            steps, tried, before = answer.unlearnt.get(source, (0, 0, 0))
+            answer.unlearnt[source] = steps + 1, tried + len(trials), before + accepted
             self._acceptance.saw(source, trials)
-        alive = self.passed(result)
+        alive = self.rows_to_keep(result)
         if self.steps % LEARN_EVERY == 0:
             for answer in self._answers.values():
                 self._learn_from(answer)
@@ -113,13 +114,13 @@ class GoodputSelection(SelectionState):
             self._answers = {name: answer for name, answer in self._answers.items() if name in alive}
 
     def _learn_from(self, answer: Answer) -> None:
-        for source, (steps, tried, accepted) in answer.new.items():
-            before = answer.own.get(source)
+        for source, (steps, tried, accepted) in answer.unlearnt.items():
+            before = answer.learnt.get(source)
             self._optimism.saw(source, answer.kind, tried)
-            if self._acceptance.learn(source, answer.known, steps, tried, accepted, before):
+            if self._acceptance.learn(source, answer.features, steps, tried, accepted, before):
                 self._leave(source)
-            answer.own[source] = Tried.more(before, tried, accepted, answer.known)
-        answer.new.clear()
+            answer.learnt[source] = Tried.more(before, tried, accepted, answer.features)
+        answer.unlearnt.clear()
 
     def _leave(self, source: str) -> None:
         """Let all rows be reviewed in the next step, where a draft has collapsed, and let the others be tried."""
@@ -128,7 +129,7 @@ class GoodputSelection(SelectionState):
         self._reviewed_at = self.steps - LEARN_EVERY
         for answer in self._answers.values():
             answer.prospect = None
-        self._optimism.fell(source, self._acceptance.usual(source))
+        self._optimism.collapsed(source, self._acceptance.usual(source))
 
     def draft_changed(self, change: DraftChange) -> None:
         source = change.source
@@ -138,13 +139,13 @@ class GoodputSelection(SelectionState):
         self._acceptance.changed(change)
         for answer in self._answers.values():
             answer.prospect = None
-            answer.own.pop(source, None)
-            answer.new.pop(source, None)
+            answer.learnt.pop(source, None)
+            answer.unlearnt.pop(source, None)
             if answer.draft == source:
                 answer.loss = 0.0
                 answer.belief = self._belief(source, answer)
 
-    def _keep(self, row: RowView, rows: Sequence[RowView]) -> None:
+    def _keep_draft(self, row: RowView, rows: Sequence[RowView]) -> None:
         """Keep a row's draft, or begin with one: for a new answer, or where its draft may not draft for it."""
         answer = self._answers.get(row.sequence_id)
         if answer is not None and answer.coming is not None:
@@ -154,9 +155,9 @@ class GoodputSelection(SelectionState):
             return
         if answer is not None:
             self._learn_from(answer)
-        self._answers[row.sequence_id] = self._of_the_best(row, rows) or self._begun(row, rows)
+        self._answers[row.sequence_id] = self._dominant_answer(row, rows) or self._new_answer(row, rows)
 
-    def _of_the_best(self, row: RowView, rows: Sequence[RowView]) -> Answer | None:
+    def _dominant_answer(self, row: RowView, rows: Sequence[RowView]) -> Answer | None:
         """Return a new answer of the draft that is the best for all, None where there is none, or may not draft."""
         draft = self._dominance.draft
         if draft is None or not any(option.source == draft for option in drafts_of(row)):
@@ -166,56 +167,40 @@ class GoodputSelection(SelectionState):
         known = features(row)
         return Answer(draft, row.context_tokens, known, self._acceptance.chance(draft, known), domain_place(row))
 
-    def _begun(self, row: RowView, rows: Sequence[RowView]) -> Answer:
+    def _new_answer(self, row: RowView, rows: Sequence[RowView]) -> Answer:
         """Return a new answer with its first draft, drawn by what its drafts may be worth beside the others'."""
         self.draws += 1
-        known, names, draws = features(row), self._names(rows), Random(f"{self.parts.seed}/{row.sequence_id}")
-        found = [self._acceptance.log_odds(name, known) for name in names]
-        mean = [sigmoid(log_odds) for log_odds, _ in found]
-        drawn = [sigmoid(log_odds + draws.gauss(0, 1) * deviation) for log_odds, deviation in found]
-        optimistic_about = [name not in self.free and self._optimism.tries(name, domain_place(row)) for name in names]
-        least = [self._optimism.chance * is_optimistic for is_optimistic in optimistic_about]
-        drawn = list(map(max, drawn, least)) if self.tries else mean
-        self._optimism.begun(domain_place(row))
+        names, known, kind = self._names(rows), features(row), domain_place(row)
+        chances = self._first.drawn_chances(row, names, known)
+        self._optimism.begun(kind)
         others = [other for other in rows if other is not row and other.sequence_id in self._answers]
         beside = [self._prospects.optimistic(other, names, self._answers[other.sequence_id]) for other in others]
-        own = numpy.append(self._places(others, names), NONE)
-        prospects = [self._prospects.of(row, names, each) for each in (mean, drawn)]
-        expected, optimistic = (self._prospects.batch([*beside, each], names) for each in prospects)
-        price = expected.rate(own)
-        rates, optimistic_rates = (batch.rates(own, len(others), price) for batch in (expected, optimistic))
-        able = [names.index(self._arm(name)) for name in members_of(row, self.free)]
+        able = [names.index(self._member(name)) for name in members_of(row, self.free)]
         able.sort(key=lambda place: names[place] not in self.free)  # first, where no draft is worth more than nothing
-        chosen = max(able, key=lambda place: optimistic_rates[place])
-        own[-1] = chosen
-        rate = expected.rate(own, price, optimistic) if any(least) else rates[chosen]
-        lost = len(own) * (max([rates[place] for place in able]) / rate - 1)
+        first = self._first.best_for_all_rows(row, names, able, (beside, self._places(others, names)), chances)
+        draft, mean, drawn = names[first.chosen], chances.mean[first.chosen], chances.drawn[first.chosen]
         # A trial is believed in: by what is expected of the draft, a controller might let it draft nothing.
-        belief = None if names[chosen] in self.free else max(mean[chosen], drawn[chosen]) if lost else mean[chosen]
-        answer = Answer(names[chosen], row.context_tokens, known, belief, domain_place(row), lost)
-        answer.prospect = (names, self._prospects.alone), prospects[0]
-        best = max(able, key=lambda place: rates[place])
-        careful = [
-            sigmoid(log_odds + (-SURE if place == best else SURE) * deviation)
-            for place, (log_odds, deviation) in enumerate(found)
-        ]
-        doubted = self._prospects.batch([*beside, self._prospects.of(row, names, careful)], names)
-        worst = doubted.rates(own, len(others), price)
-        known_best = names[best] not in self.free and not any(optimistic_about)
-        if known_best and chosen == best == max(able, key=lambda place: worst[place]):
-            chance = self._acceptance.chance(names[best], of_domain(row))
-            self._dominance.is_certain(kind_of(row, rows), names[best], chance)
-        else:
-            self._dominance.doubted()
+        belief = None if draft in self.free else max(mean, drawn) if first.lost else mean
+        answer = Answer(draft, row.context_tokens, known, belief, kind, first.lost)
+        answer.prospect = (names, self._prospects.alone), first.prospect
+        known_best = names[first.best] not in self.free and not any(chances.optimistic)
+        self._note_dominance(row, rows, names[first.best] if known_best and first.is_certain else None)
         return answer
 
-    def _is_due(self, rows: Sequence[RowView]) -> bool:
+    def _note_dominance(self, row: RowView, rows: Sequence[RowView], best: str | None) -> None:
+        """Count an answer whose draft is the best for certain. None: another one may be better for it."""
+        if best is None:
+            self._dominance.doubted()
+        else:
+            self._dominance.is_certain(kind_of(row, rows), best, self._acceptance.chance(best, of_domain(row)))
+
+    def _review_is_due(self, rows: Sequence[RowView]) -> bool:
         """Return True if drafts are to be reviewed: some steps have passed, or rows that shared a draft have left."""
         answers = [answer for row in rows if (answer := self._answers.get(row.sequence_id)) is not None]
         drafts = {answer.coming or answer.draft for answer in answers}
         if drafts <= {self._dominance.draft}:
             return False
-        return self.steps >= self._reviewed_at + LEARN_EVERY or (len(rows) < self._reviewed and len(drafts) > 1)
+        return self.steps >= self._reviewed_at + LEARN_EVERY or (len(rows) < self._reviewed_rows and len(drafts) > 1)
 
     def _review(self, rows: Sequence[RowView]) -> None:
         """Let answers switch to the drafts that are best for all rows together, if that pays."""
@@ -223,78 +208,84 @@ class GoodputSelection(SelectionState):
         answers = [self._answers[row.sequence_id] for row in running]
         for answer in answers:
             self._learn_from(answer)
-        self._reviewed_at, self._reviewed = self.steps, len(rows)
+        self._reviewed_at, self._reviewed_rows = self.steps, len(rows)
         self.reviews += 1
         for row, answer in zip(running, answers, strict=True):
-            answer.known, answer.prospect = moved(answer.known, row), None
-            if not answer.loss or answer.draft in answer.own:
+            answer.features, answer.prospect = moved(answer.features, row), None
+            if not answer.loss or answer.draft in answer.learnt:
                 answer.belief = self._belief(answer.draft, answer)
         if len(names) < 2 or not running:
             return
-        settled = [row.context_tokens >= answer.since + REVIEW for row, answer in zip(running, answers, strict=True)]
-        pairs, own = list(zip(running, answers, strict=True)), self._places(running, names)
+        pairs = list(zip(running, answers, strict=True))
+        settled = [row.context_tokens >= answer.draft_since + REVIEW for row, answer in pairs]
+        drafts_now = self._places(running, names)
         batch = self._prospects.batch([self._prospects.optimistic(row, names, answer) for row, answer in pairs], names)
-        best = batch.best(own, numpy.array(settled))
-        drafts = [None if draft == NONE else names[draft] for draft in best.tolist()]
+        best = batch.best(drafts_now, numpy.array(settled))
+        drafts = [None if draft == NO_DRAFT else names[draft] for draft in best.tolist()]
         for answer, draft, may_move in zip(answers, drafts, settled, strict=True):
             if may_move:
-                answer.loss, answer.later, answer.coming = 0.0, 0.0, None
+                answer.loss, answer.coming_loss, answer.coming = 0.0, 0.0, None
             if draft is not None and draft != answer.draft:
                 answer.coming = draft
                 self._dominance.doubted()
-        self._try(pairs, names, own, best, batch)
+        self._put_on_trial(pairs, names, drafts_now, best, batch)
         for row, answer in pairs:
             self._arrive(row, answer)
         self._prospects.priced(batch, best)
 
-    def _try(
-        self, rows: Sequence[tuple[RowView, Answer]], names: Sequence[str], own: Ints, best: Ints, optimistic: Batch
+    def _put_on_trial(
+        self,
+        rows: Sequence[tuple[RowView, Answer]],
+        names: Sequence[str],
+        drafts_now: Ints,
+        best: Ints,
+        optimistic: Batch,
     ) -> None:
-        """Believe in drafts that are estimated optimistically, where rows have them or come to them.
+        """Use the optimistic acceptance of untried drafts for rows that have them or switch to them.
 
         Args:
-            own, best: places of the rows' drafts so far, and from now on.
+            drafts_now, best: places of the rows' drafts so far, and from now on.
             optimistic: by optimistic estimates.
         """
         on_trial = [answer for _, answer in rows if self._prospects.may_try(answer.coming or answer.draft, answer)]
         if not on_trial:
             return
         expected = self._prospects.batch([self._prospects.expected(row, names, answer) for row, answer in rows], names)
-        price = expected.rate(own)
-        lost = expected.rate(own, price) / expected.rate(best, price, optimistic) - 1
+        price = expected.rate(drafts_now)
+        lost = expected.rate(drafts_now, price) / expected.rate(best, price, optimistic) - 1
         for answer in on_trial:
-            answer.later = max(0.0, len(own) / len(on_trial) * lost)
-            if answer.later and answer.coming is None:
-                answer.loss, answer.belief = answer.later, self._belief(answer.draft, answer)
+            answer.coming_loss = max(0.0, len(drafts_now) / len(on_trial) * lost)
+            if answer.coming_loss and answer.coming is None:
+                answer.loss, answer.belief = answer.coming_loss, self._belief(answer.draft, answer)
 
     def _arrive(self, row: RowView, answer: Answer) -> None:
         """Let an answer switch to the draft that is coming, once that needs no pass of its own to read its text."""
         source = answer.coming
-        unread = {own.source: own.unread_tokens for own in drafts_of(row)} | dict.fromkeys(self.free, 0)
+        unread = {option.source: option.unread_tokens for option in drafts_of(row)} | dict.fromkeys(self.free, 0)
         if source is None or source not in unread:
             answer.coming = None
         elif unread[source] <= READ_WITH_DRAFTING or not self.fast_switching:
-            answer.draft, answer.coming, answer.since = source, None, row.context_tokens
-            answer.loss, answer.later = answer.later, 0.0
+            answer.draft, answer.coming, answer.draft_since = source, None, row.context_tokens
+            answer.loss, answer.coming_loss = answer.coming_loss, 0.0
             answer.belief = self._belief(source, answer)
 
     def _belief(self, source: str, answer: Answer) -> float | None:
         """Return P(a token of a draft is accepted) by what is known of an answer, optimistic while it is on trial."""
         if source in self.free:
             return None
-        chance = self._acceptance.chance(source, answer.known)
+        chance = self._acceptance.chance(source, answer.features)
         return self._prospects.optimistic_chance(source, answer, chance) if answer.loss else chance
 
-    def _arm(self, source: str) -> str:
+    def _member(self, source: str) -> str:
         """Return the member that stands for a source: of those without a model, the best for all."""
         return self._share.best if source in self.free else source
 
     def _names(self, rows: Sequence[RowView]) -> list[str]:
         """Return the drafts that could draft for any of these rows, and the best source without a model."""
-        return list(dict.fromkeys([self._arm(source) for row in rows for source in members_of(row, self.free)]))
+        return list(dict.fromkeys([self._member(source) for row in rows for source in members_of(row, self.free)]))
 
     def _places(self, rows: Sequence[RowView], names: Sequence[str]) -> Ints:
         """Return the place of each row's draft among the names, the one that is coming where there is one."""
         answers = [self._answers.get(row.sequence_id) for row in rows]
-        drafts = [None if answer is None else self._arm(answer.coming or answer.draft) for answer in answers]
-        return numpy.array([NONE if draft not in names else names.index(draft) for draft in drafts], dtype=int)
+        drafts = [None if answer is None else self._member(answer.coming or answer.draft) for answer in answers]
+        return numpy.array([NO_DRAFT if draft not in names else names.index(draft) for draft in drafts], dtype=int)

@@ -76,33 +76,38 @@ class Lbss(SelectionState):
             return found
         self.on_trial = ()
         able = {row.sequence_id: members_of(row, self.free) for row in rows}
-        kept = {row: own for row in able if (own := self._matched.get(row)) is not None and own in able[row]}
+        kept = {row: draft for row in able if (draft := self._matched.get(row)) is not None and draft in able[row]}
         if len(kept) < len(able):
-            new = self._match({row: own for row, own in able.items() if row not in kept}, kept)
+            new = self._match({row: members for row, members in able.items() if row not in kept}, kept)
             self._matched = {**kept, **new}
         found = {row: self._matched[row] for row in able}
         self.coming = self._ahead(rows, found)
         return found
 
     def observe(self, result: StepResult, chosen: Choices) -> None:
-        found = row_rewards(result, chosen)
-        for own in found:
-            self._rewards.add((own.row, own.source), own.tokens, own.seconds)
-            self._rewards.add((ALL, own.source), own.tokens, own.seconds)
-        self._meter.count(result, found, self.on_trial)
+        rewards = row_rewards(result, chosen)
+        for reward in rewards:
+            self._rewards.add((reward.row, reward.source), reward.tokens, reward.seconds)
+            self._rewards.add((ALL, reward.source), reward.tokens, reward.seconds)
+        self._meter.count(result, rewards, self.on_trial)
         if not result.view.rows:
             return
         self._slot += 1
         if self._slot >= self.chunks * self.chunk + 2**self.epoch:
-            self.epoch, self._slot, self._matched = self.epoch + 1, 0, {}
-        if (alive := self.passed(result)) is not None:
+            self._begin_epoch(self.epoch + 1)
+        if (alive := self.rows_to_keep(result)) is not None:
             self._rewards.keep_only([ALL, *alive])
 
     def draft_changed(self, change: DraftChange) -> None:
         """Explore again, in epochs as short as the first ones: a draft without rewards is matched with no row."""
         self._rewards.forget(change.source)
         self._meter.forget(change.source)
-        self.epoch, self._slot, self._matched = self.first, 0, {}
+        self._begin_epoch(self.first)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        """Explore again, and forget the matching."""
+        self.epoch, self._slot = epoch, 0
+        self._matched = {}
 
     def _ahead(self, rows: Sequence[RowView], now: Choices) -> Mapping[str, str]:
         """Return the rows whose draft is drawn to be another a chunk of steps from here, and that draft."""
@@ -119,18 +124,20 @@ class Lbss(SelectionState):
         found: dict[str, str | None] = {}
         for row in rows:
             free = [source for source in members_of(row, self.free) if self._has_place(source, taken)]
-            found[row.sequence_id] = own = Random(f"{key}/{row.sequence_id}").choice(free) if free else None
-            taken.update([] if own is None else [own])
+            found[row.sequence_id] = draft = Random(f"{key}/{row.sequence_id}").choice(free) if free else None
+            taken.update([] if draft is None else [draft])
         return found
 
     def _match(self, able: dict[str, list[str]], kept: dict[str, str]) -> dict[str, str | None]:
         """Return the matching of highest total reward of rows that have no draft yet."""
         taken = Counter(kept.values())
-        sources = sorted({source for own in able.values() for source in own})
-        each = [min(len(able), self._places(source) - taken[source]) for source in sources]
-        seats = [source for source, places in zip(sources, each, strict=True) for _ in range(places)]
+        sources = sorted({source for members in able.values() for source in members})
+        places_left = [min(len(able), self._places(source) - taken[source]) for source in sources]
+        seats = [source for source, count in zip(sources, places_left, strict=True) for _ in range(count)]
         seats += [""] * len(able)  # no draft
-        weights = numpy.array([[self._reward(row, source, own) for source in seats] for row, own in able.items()])
+        weights = numpy.array(
+            [[self._reward(row, source, members) for source in seats] for row, members in able.items()]
+        )
         chosen, places = linear_sum_assignment(weights, maximize=True)
         rows = list(able)
         return {rows[row]: seats[place] or None for row, place in zip(chosen.tolist(), places.tolist(), strict=True)}

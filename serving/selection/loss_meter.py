@@ -49,15 +49,15 @@ class LossMeter:
             return
         by_draft = _shared(found, on_trial)
         alone_s = self._alone_s(result, by_draft)
-        for source, own in by_draft.items():
-            self._alone.add((ALL, source), own.tokens, own.rows * alone_s[source])
+        for source, shared in by_draft.items():
+            self._alone.add((ALL, source), shared.tokens, shared.rows * alone_s[source])
         rates = self._alone.rates(ALL)
         best, whole_s = max(rates.values()), result.target_s + result.readings_s + passes_s(result, by_draft)
         regret = others = 0.0
-        for source, own in by_draft.items():
-            regret += own.rows * (best * whole_s - rates[source] * alone_s[source])
-            others += own.usual * (best - rates[source]) * alone_s[source]
-        tried = any(own.usual < own.rows for own in by_draft.values())
+        for source, shared in by_draft.items():
+            regret += shared.rows * (best * whole_s - rates[source] * alone_s[source])
+            others += shared.usual * (best - rates[source]) * alone_s[source]
+        tried = any(shared.usual < shared.rows for shared in by_draft.values())
         self.losses.add(max(0.0, regret - others) if tried else 0.0, max(0.0, regret))
 
     def forget(self, source: str) -> None:
@@ -67,13 +67,13 @@ class LossMeter:
     def _alone_s(self, result: StepResult, by_draft: Mapping[str, Shared]) -> dict[str, float]:
         """Return the seconds of the step by draft, if all these rows had it, and as many drafted tokens each."""
         latency, context = self._latency(), sum([row.context_tokens for row in result.view.rows])
-        rows = sum([own.rows for own in by_draft.values()])
+        rows = sum([shared.rows for shared in by_draft.values()])
         tokens = len(result.rows) + sum([row.nodes for row in result.rows]) + result.prefill_tokens
-        others = tokens - sum([own.nodes for own in by_draft.values()])  # all but drafted ones
+        others = tokens - sum([shared.nodes for shared in by_draft.values()])  # all but drafted ones
         pass_s, alone_s = latency.target.seconds(context, tokens, rows), dict[str, float]()
-        for source, own in by_draft.items():
-            times = latency.target.seconds(context, others + rows * own.nodes / own.rows, rows) / pass_s
-            drafting_s = passes_s(result, [source]) * _times(latency, source, rows, own.rows)
+        for source, shared in by_draft.items():
+            times = latency.target.seconds(context, others + rows * shared.nodes / shared.rows, rows) / pass_s
+            drafting_s = passes_s(result, [source]) * _times(latency, source, rows, shared.rows)
             alone_s[source] = result.target_s * times + drafting_s
         return alone_s
 
@@ -81,13 +81,11 @@ class LossMeter:
 def _shared(found: Sequence[Reward], on_trial: Collection[str]) -> dict[str, Shared]:
     by_draft = dict[str, Shared]()
     for row, source, tokens, _, nodes in found:
-        own = by_draft.get(source)
-        if own is None:
-            own = by_draft[source] = Shared()
-        own.rows += 1
-        own.usual += row not in on_trial
-        own.tokens += tokens
-        own.nodes += nodes
+        shared = by_draft.setdefault(source, Shared())
+        shared.rows += 1
+        shared.usual += row not in on_trial
+        shared.tokens += tokens
+        shared.nodes += nodes
     return by_draft
 
 

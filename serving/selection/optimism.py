@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 
-ENOUGH = 64  # tokens of a draft that are tried by optimism, for each kind of request
-LASTING = 64  # answers of a kind in which there is optimism
+ENOUGH_TOKENS = 64  # of a draft that are tried by optimism, for each kind of request
+OPTIMISTIC_ANSWERS = 64  # of a kind of request, in which there is optimism
 
 
 class Optimism:
@@ -21,36 +21,36 @@ class Optimism:
         chance: the least P(a token is accepted) that an optimistic estimate may have.
     """
 
-    def __init__(self, lasting: int = LASTING) -> None:
+    def __init__(self, lasting: int = OPTIMISTIC_ANSWERS) -> None:
         self.chance = 0.0
         self.lasting = lasting
         self._since = 0  # answers begun since a draft collapsed
-        self._fallen = set[str]()
+        self._collapsed = set[str]()
         self._begun = Counter[Hashable]()
         self._tried = Counter[tuple[str, Hashable]]()  # tokens
 
     def tries(self, source: str, kind: Hashable) -> bool:
         """Return True for a draft that is estimated optimistically where requests are of this kind."""
-        optimistic = self._begun[kind] < self.lasting and source not in self._fallen
-        return optimistic and self._tried[source, kind] < ENOUGH
+        optimistic = self._begun[kind] < self.lasting and source not in self._collapsed
+        return optimistic and self._tried[source, kind] < ENOUGH_TOKENS
 
-    def fell(self, source: str, chance: float) -> None:
+    def collapsed(self, source: str, chance: float) -> None:
         """Be optimistic about all drafts but this one, which has collapsed, and those tried since another had.
 
         Args:
             chance: P(a token of it was accepted).
         """
         if not self.chance:
-            self._fallen.clear()
+            self._collapsed.clear()
             self._tried.clear()
         self._begun.clear()
-        self._fallen.add(source)
+        self._collapsed.add(source)
         self.chance, self._since = chance if self.lasting else 0.0, 0
 
     def changed(self, source: str) -> None:
         """Be optimistic about a draft that is another now."""
         self._begun.clear()
-        self._fallen.discard(source)
+        self._collapsed.discard(source)
         self._tried = Counter({key: tried for key, tried in self._tried.items() if key[0] != source})
 
     def begun(self, kind: Hashable) -> None:

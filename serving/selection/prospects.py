@@ -11,7 +11,7 @@ from distillspec.serving.base.rows import Option, RowView
 from distillspec.serving.selection.accepting import sigmoid
 from distillspec.serving.selection.answer import Answer
 from distillspec.serving.selection.base import SelectionParts, drafts_of
-from distillspec.serving.selection.batch import TYPICAL, Batch, Prospect
+from distillspec.serving.selection.batch import TYPICAL_TOKENS, Batch, Prospect
 from distillspec.serving.selection.estimate import DraftsAcceptance
 from distillspec.serving.selection.free_share import FreeShare
 from distillspec.serving.selection.optimism import Optimism
@@ -64,19 +64,19 @@ class Prospects:
             self._fill(found[:, place], option, chances[place])
             able[place], reading_s[place] = True, latency.reading_s(option.unread_tokens, option.source)
         left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
-        share = self._share.of(row, *((0, 0) if answer is None else (answer.steps, answer.free)))
+        share = self._share.of(row, *((0, 0) if answer is None else (answer.steps, answer.free_steps)))
         shapes = found[1:] if self.alone and any(self._trees.values()) else None
         blocks = frozenset([option.source for option in drafts_of(row) if option.drafts_block])
         return Prospect(found[TOKENS], able, reading_s, left, row.context_tokens, 1.0 - share, shapes, blocks)
 
     def expected(self, row: RowView, names: Sequence[str], answer: Answer) -> Prospect:
         """Return what drafts are expected to bring an answer, by its own trials too."""
-        return self.of(row, names, self._acceptance.chances(answer.known, answer.own, names), answer)
+        return self.of(row, names, self._acceptance.chances(answer.features, answer.learnt, names), answer)
 
     def optimistic(self, row: RowView, names: Sequence[str], answer: Answer) -> Prospect:
         """Return the same by optimistic estimates, made at the answer's last review."""
         if answer.prospect is None or answer.prospect[0] != (names, self.alone):
-            chances = self._acceptance.chances(answer.known, answer.own, names)
+            chances = self._acceptance.chances(answer.features, answer.learnt, names)
             optimistic = [
                 self.optimistic_chance(name, answer, chance) for name, chance in zip(names, chances, strict=True)
             ]
@@ -85,13 +85,15 @@ class Prospects:
 
     def may_try(self, source: str, answer: Answer) -> bool:
         """Return True for a draft that is estimated optimistically, and was not tried for the answer."""
-        return source not in answer.own and source not in self.parts.free and self._optimism.tries(source, answer.kind)
+        return (
+            source not in answer.learnt and source not in self.parts.free and self._optimism.tries(source, answer.kind)
+        )
 
     def optimistic_chance(self, source: str, answer: Answer, chance: float) -> float:
         """Return the optimistic estimate of P(a token of a draft is accepted), where `chance` is expected."""
         if not self.may_try(source, answer):
             return chance
-        log_odds, deviation = self._acceptance.log_odds(source, answer.known)
+        log_odds, deviation = self._acceptance.log_odds(source, answer.features)
         return max(chance, self._optimism.chance, sigmoid(log_odds + OPTIMISM_SD * deviation))
 
     def batch(self, rows: Sequence[Prospect], names: Sequence[str]) -> Batch:
@@ -102,10 +104,10 @@ class Prospects:
         free = next((place for place, name in enumerate(names) if name in self.parts.free), None)
         return Batch(rows, costs, latency, self.parts.fixed_length, free)
 
-    def priced(self, batch: Batch, own: Ints) -> None:
-        """Take what a node must bring from a batch whose rows have the drafts `own [n]`. Trees are grown anew."""
+    def priced(self, batch: Batch, row_drafts: Ints) -> None:
+        """Take what a node must bring from a batch whose rows have `row_drafts [n]`. Trees are grown anew."""
         if any(self._trees.values()):
-            self._least = batch.rate(own) * batch.node_s
+            self._least = batch.rate(row_drafts) * batch.node_s
         self._trees.clear()
 
     def changed(self, change: DraftChange) -> None:
@@ -120,9 +122,10 @@ class Prospects:
             survival[option.limit :] = 0.0
             found[TOKENS] = survival.cumsum()
             return
-        own = trees.at(chance)
-        found[:, : own.shape[1]] = own
-        last = min(option.limit, own.shape[1])
+        gains = trees.at(chance)
+        levels = gains.shape[1]
+        found[:, :levels] = gains
+        last = min(option.limit, levels)
         found[:, last:] = found[:, last - 1 : last]
 
     def _trees_of(self, source: str) -> TreeGains | None:
@@ -136,6 +139,6 @@ class Prospects:
         """Return what a node must bring: at first at the tokens a second of one row without drafts."""
         if self._least is None:
             table = self.parts.latency().target
-            node_s = (table.seconds(0, 1 + TYPICAL) - table.seconds(0, 1)) / TYPICAL
+            node_s = (table.seconds(0, 1 + TYPICAL_TOKENS) - table.seconds(0, 1)) / TYPICAL_TOKENS
             self._least = node_s / table.seconds(0, 1, 1)
         return self._least

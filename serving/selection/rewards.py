@@ -31,9 +31,9 @@ class Rewards:
     def add(self, key: Key, tokens: float, seconds: float) -> None:
         """Count a step of one row."""
         first, source = key
-        own = self._sums.setdefault(first, {}).setdefault(source, [0.0, 0.0])
-        own[0] += tokens
-        own[1] += seconds
+        sums = self._sums.setdefault(first, {}).setdefault(source, [0.0, 0.0])
+        sums[0] += tokens
+        sums[1] += seconds
 
     def rate(self, key: Key) -> float | None:
         """Return the tokens a second of a key, None if nothing is known of it."""
@@ -48,12 +48,12 @@ class Rewards:
     def keep_only(self, first: Iterable[Hashable]) -> None:
         """Drop keys that begin with none of these."""
         alive = set(first)
-        self._sums = {name: own for name, own in self._sums.items() if name in alive}
+        self._sums = {name: by_draft for name, by_draft in self._sums.items() if name in alive}
 
     def forget(self, source: str) -> None:
         """Drop all that is known of a draft."""
-        for own in self._sums.values():
-            own.pop(source, None)
+        for by_draft in self._sums.values():
+            by_draft.pop(source, None)
 
 
 def row_rewards(result: StepResult, chosen: Choices) -> list[Reward]:

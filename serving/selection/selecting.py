@@ -15,7 +15,7 @@ from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.base.wrapped import WrappedController
 from distillspec.serving.costs.known import known_costs
 from distillspec.serving.costs.latency import LatencyModel, guessed
-from distillspec.serving.selection.base import Choices, Present, Selection, drafts_of, only
+from distillspec.serving.selection.base import Choices, RecentRows, Selection, drafts_of, only
 from distillspec.serving.selection.losses import Losses
 
 SPARE = 0.3  # of a plain step that reading ahead of switches may add: a fifth of one that drafts
@@ -64,7 +64,7 @@ class SelectingController(WrappedController):
         self.selection = make(self._latency)
         self.figures = SelectionFigures(losses=self.selection.losses)
         self._drafts: dict[str, str | None] = {}  # the last one of each row
-        self._present = Present()
+        self._recent = RecentRows()
 
     def plan(self, view: BatchView) -> Plan:
         return self.plan_by(view, self.inside)
@@ -115,7 +115,7 @@ class SelectingController(WrappedController):
         room_s = SPARE * latency.target.seconds(sum([row.context_tokens for row in view.rows]), len(view.rows))
         for row in view.rows:
             source = coming.get(row.sequence_id)
-            option = next((own for own in drafts_of(row) if own.source == source), None)
+            option = next((option for option in drafts_of(row) if option.source == source), None)
             if source is None or option is None or option.unread_tokens <= READ_WITH_DRAFTING:
                 continue
             table = latency.table_of(source)
@@ -152,8 +152,8 @@ class SelectingController(WrappedController):
             (figures.switch_s if switched else others).append(result.total_s)
         for source, seconds in result.drafted_s.items():
             figures.seconds[source] = figures.seconds.get(source, 0.0) + seconds
-        if (alive := self._present.now_and_then(result)) is not None:
-            self._drafts = {name: own for name, own in self._drafts.items() if name in alive}
+        if (alive := self._recent.rows_to_keep(result)) is not None:
+            self._drafts = {name: draft for name, draft in self._drafts.items() if name in alive}
 
 
 def selecting(controller: LengthController) -> SelectingController | None:

@@ -28,8 +28,9 @@ class TreeGains:
     def __init__(self, trees: KnownTrees, relative: Floats, least: float) -> None:
         nodes, shares = trees
         levels = numpy.arange(1, nodes.depth + 1)
-        own = numpy.minimum(1.0, numpy.linspace(0.0, 1.0, PLACES + 1)[:, None] * relative[: nodes.depth])[..., None]
-        chances = numpy.concatenate([own, (1 - own) * shares[: nodes.depth]], 2)
+        means = numpy.linspace(0.0, 1.0, PLACES + 1)[:, None]
+        first = numpy.minimum(1.0, means * relative[: nodes.depth])[..., None]  # of each level's first sibling
+        chances = numpy.concatenate([first, (1 - first) * shares[: nodes.depth]], 2)
         survival = nodes.survival(numpy.minimum.accumulate(chances, 2))  # siblings are tried in turn
         kept, inside = survival > least, (nodes.depths[:, None] <= levels).astype(float)
         self._table = numpy.stack([(survival * kept) @ inside, kept @ inside, (kept & nodes.firsts) @ inside])

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from distillspec.serving.base.outputs import output
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestOutput, SequenceState, Status
-from distillspec.serving.execution.kv_cache import SlotPool
+from distillspec.serving.execution.slot_pool import SlotPool
 from distillspec.serving.sequences.deltas import Deltas
 from distillspec.serving.sequences.detokenize import Detokenizer
 from distillspec.serving.sequences.prefixes import Prefixes

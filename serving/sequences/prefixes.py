@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.execution.kv_cache import Prefix, SlotPool
+from distillspec.serving.execution.slot_pool import Prefix, SlotPool
 from distillspec.serving.sequences.scheduler import MIN_PREFIX, urgency
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.execution.kv_cache import Drop, Move, Prefix
+from distillspec.serving.execution.slot_pool import Drop, Move, Prefix
 
 
 class SlotFollower(Protocol):

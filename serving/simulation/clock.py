@@ -11,7 +11,7 @@ from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import Request, RequestStats, SequenceState
 from distillspec.serving.bench.step_record import StepRecord
-from distillspec.serving.execution.kv_cache import SlotPool
+from distillspec.serving.execution.slot_pool import SlotPool
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.simulation.executor import SimulatedExecutor
 from distillspec.serving.simulation.hardware import Hardware

@@ -16,7 +16,7 @@ from distillspec.serving.base.rows import ANY, BatchView, Option, RowView
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel
-from distillspec.serving.execution.kv_cache import Drop, Move, Prefix
+from distillspec.serving.execution.slot_pool import Drop, Move, Prefix
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.simulation.hardware import Hardware
 from distillspec.serving.simulation.simulated_row import SimulatedRow

@@ -18,12 +18,12 @@ from distillspec.serving.base.fixed import FixedTree
 from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.baselines.named import CONTROLLER_NAMES, FIXED, named_controller
+from distillspec.serving.baselines.by_name import CONTROLLER_NAMES, FIXED, named_controller
 from distillspec.serving.baselines.smartspec import SmartSpecController
 from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.selection.baselines import ByRequest
-from distillspec.serving.selection.named import compared_selection
+from distillspec.serving.selection.by_name import compared_selection
 from distillspec.serving.selection.selecting import SelectingController
 from distillspec.serving.simulation.workload import SimulatedRequest
 

@@ -20,7 +20,7 @@ from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.decoding.verdict import Judgement, TreeVerdict
 from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.proposers.base import versions_of
-from distillspec.serving.proposers.draft_health import DraftHealth
+from distillspec.serving.proposers.guarded_proposer import GuardedProposer
 from distillspec.serving.sequences.manager import SequenceManager
 
 NOT_FINITE = "the target's logits are not finite (NaN or infinity) for this request"
@@ -79,7 +79,7 @@ class Committer:
         windows: Sequence[VerificationWindow],
         judgements: Sequence[Judgement],
         logits: Tensor,
-        proposer: DraftHealth,
+        guarded: GuardedProposer,
         now: float,
     ) -> tuple[RowResult, ...]:
         """Write every verdict into its sequence and finish those that have ended.
@@ -88,22 +88,22 @@ class Committer:
             windows: drafted trees, in the order of `judgements`.
             judgements: their verdicts, None where logits are NaN.
             logits: `[Σ (1 + nodes), V]` rows of the windows, one after another.
-            proposer: receives the accepted tokens.
+            guarded: receives the accepted tokens.
             now: time of first tokens and ends.
         """
         results = []
         emissions: list[Emission] = []
-        versions = versions_of(proposer.proposer)
+        versions = versions_of(guarded.proposer)
         rows = _judging_rows(windows, judgements)
         logprobs = _logprobs(windows, judgements, rows, logits)
         self._reorder_cache(windows, judgements, logits.device)
         for place, (window, judgement) in enumerate(zip(windows, judgements, strict=True)):
             verdict = judgement.verdict
             if verdict is None:
-                results.append(self._retry_without_draft(window, proposer) if len(window.tree) else self._fail(window))
+                results.append(self._retry_without_draft(window, guarded) if len(window.tree) else self._fail(window))
                 continue
             self._count_as_read(window, verdict)
-            result = self._commit_text(window, verdict, logprobs.get(place, []), proposer)
+            result = self._commit_text(window, verdict, logprobs.get(place, []), guarded)
             _count(window, result, versions, now)
             if not judgement.sound:  # a rejected token left NaN in the cache, and masked NaN is still NaN
                 self.cache.clear(window.sequence.held_slot, window.sequence.computed)
@@ -119,14 +119,14 @@ class Committer:
                 self.sequences.finish(window.sequence, now)
         return tuple(results)
 
-    def _retry_without_draft(self, window: VerificationWindow, proposer: DraftHealth) -> RowResult:
+    def _retry_without_draft(self, window: VerificationWindow, guarded: GuardedProposer) -> RowResult:
         """End speculation for a row with NaN. A drafted token may be the cause, so the next step reads none."""
         sequence = window.sequence
         sequence.speculates = False
         sequence.failed_sources.update([group.source for group in window.tree.groups])
         self.cache.clear(sequence.held_slot, sequence.computed)
         # It has read the newest token, and another draft may be put in its place.
-        proposer.committed(sequence, window.tree, ())
+        guarded.committed(sequence, window.tree, ())
         return _result(window, (), 0)
 
     def _fail(self, window: VerificationWindow) -> RowResult:
@@ -144,7 +144,7 @@ class Committer:
         window: VerificationWindow,
         verdict: TreeVerdict,
         logprobs: Sequence[TokenLogprob],
-        proposer: DraftHealth,
+        guarded: GuardedProposer,
     ) -> RowResult:
         """Append the accepted tokens and the target's own to the sequence, or keep its candidates for that one."""
         sequence, tree, path = window.sequence, window.tree, verdict.path
@@ -157,7 +157,7 @@ class Committer:
         result = _result(window, path, emitted, judged)
         sequence.logprobs += logprobs[: result.emitted]
         self.sequences.deltas.add(sequence, before, text, self.sequences.texts[sequence.id])
-        proposer.committed(sequence, tree, path)
+        guarded.committed(sequence, tree, path)
         return result
 
     def _reorder_cache(

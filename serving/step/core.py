@@ -19,7 +19,7 @@ from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.requests import Request, SequenceState, Status
 from distillspec.serving.base.rows import NOTHING, BatchView, RowView
-from distillspec.serving.execution.kv_cache import SlotPool
+from distillspec.serving.execution.slot_pool import SlotPool
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.sequences.request_check import check_request
 from distillspec.serving.sequences.scheduler import Limits, SchedulePlan, most_admitted, plan_step, speculation_limit

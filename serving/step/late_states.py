@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
+from distillspec.serving.execution.slot_pool import Prefix
 
 LEAST_SHARE = 1 / 8  # of a step's prompt tokens, which are read again where prompts take all
 

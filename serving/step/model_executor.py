@@ -21,21 +21,10 @@ from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.verdict import Judgement
 from distillspec.serving.decoding.windows import VerificationWindow
-from distillspec.serving.execution.kv_cache import Drop, Move, Prefix
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.base import (
-    EMPTY,
-    CountsSteps,
-    ProposalRequest,
-    Proposer,
-    ReadsAhead,
-    TimesMembers,
-    most_nodes,
-    readers,
-    release_memory,
-    versions_of,
-)
-from distillspec.serving.proposers.draft_health import DraftHealth
+from distillspec.serving.execution.slot_pool import Drop, Move, Prefix
+from distillspec.serving.proposers.base import EMPTY, HasMembers, ProposalRequest, Proposer, readers, versions_of
+from distillspec.serving.proposers.guarded_proposer import GuardedProposer
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.step.commit import Committer
 from distillspec.serving.step.draft_stream import DraftStream
@@ -109,7 +98,7 @@ class ModelExecutor:
 
     def use_proposer(self, proposer: Proposer | None) -> None:
         """Draft with another proposer from now on, None: draft nothing. All sequences may speculate again."""
-        release_memory(self.proposer)
+        self._release_proposer()
         self._set(proposer)
         self.sequences.forgive_failures()
 
@@ -120,23 +109,24 @@ class ModelExecutor:
 
     def _set(self, proposer: Proposer | None) -> None:
         self.proposer = proposer
-        self._health = DraftHealth(proposer, "the proposer", versions_of(proposer))
-        # Asking protocols takes microseconds, too many for every row of every step.
-        self._counts: CountsSteps | None = proposer if isinstance(proposer, CountsSteps) else None
-        self._ahead: ReadsAhead | None = proposer if isinstance(proposer, ReadsAhead) else None
-        self._times: TimesMembers | None = proposer if isinstance(proposer, TimesMembers) else None
+        self._guarded = GuardedProposer(proposer, "the proposer", versions_of(proposer))
+        self._several: HasMembers | None = proposer if isinstance(proposer, HasMembers) else None
         self._readers = readers(proposer)
 
+    def _release_proposer(self) -> None:
+        if self.proposer is not None:
+            self.proposer.release()
+
     def begin_step(self) -> None:
-        self._health.step()
-        if self._counts is not None:
-            self._counts.begin_step()
+        self._guarded.step()
+        if self.proposer is not None:
+            self.proposer.begin_step()
 
     def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
-        return NOTHING if self.proposer is None else self._health.foreseen(sequence, ANYTHING)
+        return NOTHING if self.proposer is None else self._guarded.foreseen(sequence, ANYTHING)
 
     def most_nodes(self, depth: int) -> int:
-        return most_nodes(self.proposer, depth)
+        return depth if self.proposer is None else max(depth, self.proposer.most_nodes(depth))
 
     def run(self, work: StepWork) -> tuple[RowResult, ...]:
         self._read_late_states(work)
@@ -149,8 +139,8 @@ class ModelExecutor:
         windows = [window for part in judged for window in part.windows]
         judgements = [judgement for part in judged for judgement in part.judgements]
         logits = judged[0].logits if len(judged) == 1 else torch.cat([part.logits for part in judged])
-        self._health.see(windows, logits)
-        results = self.committer.commit(windows, judgements, logits, self._health, work.timer.now)
+        self._guarded.see(windows, logits)
+        results = self.committer.commit(windows, judgements, logits, self._guarded, work.timer.now)
         if not work.chunks:  # prompts take time that is not the micro-batches'
             self._batches.observe(drafting, len(logits), work.timer.total_s)
         return results
@@ -189,7 +179,7 @@ class ModelExecutor:
             reader.enter_slot(sequence, prefix)
 
     def leave_slot(self, sequence: SequenceState) -> None:
-        self._health.leave_slot(sequence)
+        self._guarded.leave_slot(sequence)
 
     def copy(self, moves: Sequence[Move]) -> None:
         for cache in self._caches() if moves else ():
@@ -211,7 +201,7 @@ class ModelExecutor:
     def release(self) -> None:
         self._thread.stop()
         self.runner.release()
-        release_memory(self.proposer)
+        self._release_proposer()
 
     def _caches(self) -> list[SlotCache]:
         return [self.runner.cache, *(cache for reader in self._readers for cache in reader.caches)]
@@ -225,7 +215,7 @@ class ModelExecutor:
 
     def _read_ahead(self, work: StepWork) -> None:
         """Let drafts read the texts of rows that will switch to them."""
-        if not work.plan.readings or self._ahead is None:
+        if not work.plan.readings or self._several is None:
             return
         unfinished = self.sequences.unfinished
         readings = [(read.source, unfinished[read.sequence_id], read.tokens) for read in work.plan.readings]
@@ -241,11 +231,11 @@ class ModelExecutor:
         requests = [ProposalRequest(sequence, row.trees) for sequence, row in pairs if row.trees]
         if not requests or self.proposer is None:
             return [EMPTY] * len(pairs)
-        if self._times is not None:
-            self._times.clock = work.timer.clock
-        proposals = self._health.ask(requests)
-        if self._times is not None:
-            work.timer.add_drafted(self._times.seconds)
+        if self._several is not None:
+            self._several.clock = work.timer.clock
+        proposals = self._guarded.propose(requests)
+        if self._several is not None:
+            work.timer.add_drafted(self._several.seconds)
         drafted = iter(proposals)
         trees = [next(drafted).shortened(row.verified_length) if row.trees else EMPTY for _, row in pairs]
         return [self._shortened_to_fit(sequence, tree) for sequence, tree in zip(work.decoding, trees, strict=True)]

@@ -398,7 +398,7 @@ def test_the_benchmark_of_deciding_tells_what_the_network_reads(reads: str, monk
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     deciding = importlib.import_module("deciding")
     draft = initialise_draft(DraftConfig(layers=2), load_target(TargetConfig(path="tiny")))
-    taught = replace(draft, stop=StopHead(reads, 64, 8, draft.width))
+    taught = replace(draft, stop_head=StopHead(reads, 64, 8, draft.width))
     assert deciding.network_reads(taught) == reads
     with pytest.raises(SystemExit, match="without a network"):
         deciding.network_reads(draft)

@@ -95,9 +95,9 @@ class BaseDrafts:
                 "online.folder"
             )
         draft.model.to(self._target.device)
-        if draft.stop is not None:
+        if draft.stop_head is not None:
             log.info("%s: an update leaves out what train-stop taught it of its own weights", version.name)
-        return replace(draft, stop=None)
+        return replace(draft, stop_head=None)
 
     def renewed(
         self, draft: LanguageModel, examples: Sequence[TrainingExample], most: int | None

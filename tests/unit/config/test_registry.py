@@ -28,11 +28,12 @@ from distillspec.models import LanguageModel, initialise_draft
 from distillspec.models.draft import LayerSelection, make_pruned
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.base.fixed import FixedLength
+from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.baselines.named import named_controller
-from distillspec.serving.control.named import ControllerParts
+from distillspec.serving.baselines.by_name import named_controller
+from distillspec.serving.control.by_name import ControllerParts
 from distillspec.serving.proposers.base import ProposalRequest
-from distillspec.serving.proposers.named import ProposerParts
+from distillspec.serving.proposers.by_name import ProposerParts
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
 from distillspec.training.feed import SampleFeed
 from distillspec.training.module import DistillModule, teacher_view
@@ -53,7 +54,8 @@ class SameToken(PromptLookup):
         self.proposed += sum(r.speculation_length for r in requests)
         return [TokenTree.chain([self.token] * r.speculation_length, source="lookup") for r in requests]
 
-    foreseen = None  # type: ignore[assignment]  # nothing is known before it is asked
+    def foreseen(self, sequence: SequenceState) -> None:  # type: ignore[override]
+        """Tell nothing before it is asked."""
 
 
 def squared(pair: BucketedPair, scale: float = 1.0) -> torch.Tensor:
@@ -118,6 +120,14 @@ def test_a_new_loss_trains(target: LanguageModel) -> None:
     difference = target_logits.softmax(-1) - draft_logits.softmax(-1)
     found = REFERENCES["toy"](draft_logits, target_logits, scale=2)
     torch.testing.assert_close(found, 2 * difference.square().sum(-1))
+
+
+@pytest.mark.usefixtures("toys")
+def test_a_proposer_of_another_class_is_refused(target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["toys"], "same_token", lambda parts: object())
+    config = compose("bench", ["bench.prompts=[p]", "engine.proposer=toy", "engine.max_model_len=64"])
+    with pytest.raises(ConfigError, match="proposer=toy is of the class object, which is no Proposer; derive it from"):
+        Engine(target, settings=config.engine)
 
 
 @pytest.mark.usefixtures("toys")

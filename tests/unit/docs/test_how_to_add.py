@@ -24,11 +24,11 @@ from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.rows import BatchView, Option, RowView
 from distillspec.serving.costs.latency import guessed
 from distillspec.serving.selection.base import SelectionParts
-from distillspec.serving.selection.named import make_selection
+from distillspec.serving.selection.by_name import make_selection
 from distillspec.serving.server.bridge.engine_thread import StepReport
 from distillspec.serving.server.observability.metrics import Metrics
+from distillspec.serving.simulation.by_name import load_hardware, load_workload
 from distillspec.serving.simulation.clock import Simulation
-from distillspec.serving.simulation.named import load_hardware, load_workload
 from distillspec.serving.simulation.policies import make_policy
 from distillspec.serving.simulation.workload import make_workload
 from distillspec.serving.step.output import StepOutput

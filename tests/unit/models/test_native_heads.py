@@ -11,7 +11,7 @@ import torch
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel
 from distillspec.models import native_heads as module
-from distillspec.models.draft_steps import Chance, DraftSteps, StatesBefore, Unread
+from distillspec.models.draft_steps import DraftSteps, DrawParameters, StatesBefore, Unread
 from distillspec.models.few_queries import why_not
 from distillspec.models.native_heads import NativeHeads
 from distillspec.models.native_layers import NativeLayers
@@ -68,7 +68,8 @@ def test_distributions_are_those_of_the_recursion(name: str, dtype: torch.dtype,
         NativeRows.chains([0], [start], [len(read) + len(masks)]),
         StatesBefore(numpy.array(before), columns),
     )
-    plain = Chance(torch.tensor([[1.0, 0, 1, 0]], dtype=torch.float64), torch.rand(1, depth, 1, dtype=torch.float64))
+    policy, uniforms = torch.tensor([[1.0, 0, 1, 0]], dtype=torch.float64), torch.rand(1, depth, 1, dtype=torch.float64)
+    plain = DrawParameters(policy, uniforms)
     found = steps.run(SlotCache(1, 32), unread, chains(1, depth), plain)
     assert found.probs is not None
     assert bool(found.finite.all())

@@ -55,15 +55,15 @@ def test_a_folder_keeps_it(target: LanguageModel, tmp_path: Path, reads: str) ->
     taught = load_draft(tmp_path / "taught", target)
     assert taught.identity == load_draft(tmp_path / "draft", target).identity
     inputs = torch.randn(3, 64 if reads == "state" else BEST + 1)
-    assert taught.stop is not None
-    assert torch.equal(taught.stop(inputs), head(inputs))
+    assert taught.stop_head is not None
+    assert torch.equal(taught.stop_head(inputs), head(inputs))
     save_draft(taught, tmp_path / "again", target)
     again = load_draft(tmp_path / "again", target)
-    assert again.stop is not None
-    assert torch.equal(again.stop(inputs), head(inputs))
+    assert again.stop_head is not None
+    assert torch.equal(again.stop_head(inputs), head(inputs))
 
 
 def test_drafts_without_one_are_as_before(target: LanguageModel, tmp_path: Path) -> None:
     save_draft(initialise_draft(DraftConfig(layers=2), target), tmp_path / "draft", target)
     assert "stop" not in json.loads((tmp_path / "draft/distillspec.json").read_text())
-    assert load_draft(tmp_path / "draft", target).stop is None
+    assert load_draft(tmp_path / "draft", target).stop_head is None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from distillspec.serving import SamplingParams
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.base import ProposalRequest, Proposer
 
 from .conftest import prompts
 
@@ -14,7 +16,7 @@ PROMPT = prompts()[1]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 
 
-class Oracle:
+class Oracle(Proposer):
     """Proposes what greedy decoding will write (`always`), never that, or that in every second position."""
 
     version = "oracle"
@@ -22,7 +24,7 @@ class Oracle:
     def __init__(self, continuation: list[int], mode: str = "always") -> None:
         self.continuation, self.mode = continuation, mode
 
-    def propose(self, requests: list[ProposalRequest]) -> list[TokenTree]:
+    def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         return [self._tree(request) for request in requests]
 
     def _tree(self, request: ProposalRequest) -> TokenTree:
@@ -31,7 +33,3 @@ class Oracle:
         wrong = [(token + 1) % 250 for token in tokens]
         chosen = {"always": tokens, "never": wrong, "sometimes": tokens[:1] + wrong[1:]}[self.mode]
         return TokenTree.chain(chosen)
-
-    def committed(self, sequence: object, tree: TokenTree, path: object) -> None: ...
-
-    def leave_slot(self, sequence: object) -> None: ...

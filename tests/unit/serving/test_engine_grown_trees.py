@@ -20,7 +20,7 @@ from distillspec.serving.base.plans import Plan, RowPlan, StepResult
 from distillspec.serving.base.rows import BatchView
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import ROOT, TokenTree
-from distillspec.serving.control.named import ControllerParts, make_controller
+from distillspec.serving.control.by_name import ControllerParts, make_controller
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.proposers.base import ProposalRequest

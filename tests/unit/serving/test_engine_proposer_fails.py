@@ -99,12 +99,12 @@ def test_a_proposer_that_always_fails_is_asked_less_and_less_and_told_of_once(
 ) -> None:
     engine = make_engine(draft)
     calls = fail_at(engine, range(10**6), monkeypatch)
-    caplog.set_level(logging.WARNING, logger="distillspec.serving.proposers.draft_health")
+    caplog.set_level(logging.WARNING, logger="distillspec.serving.proposers.guarded_proposer")
     params = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
     done = run(engine, prompts(2), params)
     assert sum(output.stats.proposed for output in done.values()) == 0
     assert [later - sooner for sooner, later in pairwise(calls)] == [4, 8, 16, 32, 64]
-    (told,) = [r.getMessage() for r in caplog.records if r.name == "distillspec.serving.proposers.draft_health"]
+    (told,) = [r.getMessage() for r in caplog.records if r.name == "distillspec.serving.proposers.guarded_proposer"]
     assert "no speculation for 4 steps: the proposer failed (RuntimeError: out of memory: 1 bytes)" in told
 
 
@@ -242,13 +242,13 @@ def test_a_proposer_that_cannot_foresee_only_pauses(
         raise ZeroDivisionError("float division by zero")
 
     monkeypatch.setattr(Ngram, "foreseen", failing)
-    caplog.set_level(logging.WARNING, logger="distillspec.serving.proposers.draft_health")
+    caplog.set_level(logging.WARNING, logger="distillspec.serving.proposers.guarded_proposer")
     engine = make_engine(draft if "draft_model" in proposer else None, proposer=proposer, speculation_length=2)
     asked = prompts(2)
     done = run(engine, asked)
     assert [list(done[str(i)].token_ids) for i in range(2)] == [hf_greedy(target, prompt, 40) for prompt in asked]
     assert 2 <= len(calls) < 20
-    (told,) = [r.getMessage() for r in caplog.records if r.name == "distillspec.serving.proposers.draft_health"]
+    (told,) = [r.getMessage() for r in caplog.records if r.name == "distillspec.serving.proposers.guarded_proposer"]
     assert "failed (ZeroDivisionError: float division by zero)" in told
     drafted = sum(output.stats.proposed for output in done.values())
     assert drafted > 20 if "draft_model" in proposer else drafted == 0  # the others go on

@@ -20,8 +20,8 @@ from distillspec.serving.base.requests import RequestOutput
 from distillspec.serving.base.tree import ROOT, TokenTree, merged
 from distillspec.serving.proposers import side_by_side
 from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.by_name import draft_models
 from distillspec.serving.proposers.draft_model import DraftModel
-from distillspec.serving.proposers.named import draft_models
 from distillspec.serving.selection.selecting import selecting
 from distillspec.serving.step.commit import Emission
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.base.requests import RequestOutput
-from distillspec.serving.control.named import ControllerParts, make_controller
+from distillspec.serving.control.by_name import ControllerParts, make_controller
 from distillspec.serving.step.commit import Emission
 
 from .conftest import TIGHT, MakeEngine, prompts, ticks

@@ -12,11 +12,10 @@ from distillspec.models import LanguageModel
 from distillspec.sampling import policy_probs
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.base.acceptance import RowResult, Trial
-from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.costs.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.execution.row_input import RowInput
-from distillspec.serving.proposers.base import EMPTY, ProposalRequest
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
 from distillspec.serving.server.bridge.request_stream import kinds
 from distillspec.serving.step.commit import Emission
 from distillspec.types import SamplingPolicy
@@ -27,10 +26,8 @@ from .test_engine_sampling import POLICIES, PROMPT, excess
 Grow = Callable[[ProposalRequest], TokenTree]
 
 
-class Gardener:
+class Gardener(Proposer):
     """A proposer that grows any tree."""
-
-    version = ""
 
     def __init__(self, grow: Grow) -> None:
         self.grow = grow
@@ -40,10 +37,6 @@ class Gardener:
 
     def most_nodes(self, depth: int) -> int:
         return 3 * depth
-
-    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None: ...
-
-    def leave_slot(self, sequence: SequenceState) -> None: ...
 
 
 def right_one_last(wanted: dict[tuple[int, ...], list[int]]) -> Grow:

@@ -34,7 +34,7 @@ from distillspec.serving.decoding.logits import Place
 from distillspec.serving.decoding.noise import noise_key
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.tree_rules import RejectionRule
-from distillspec.serving.execution import kv_cache
+from distillspec.serving.execution import slot_pool
 from distillspec.serving.proposers import side_by_side
 from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.draft_model import DraftModel
@@ -334,8 +334,8 @@ def counts_noise_from_the_preemption(patch: pytest.MonkeyPatch) -> None:
 
 def reuses_text_without_reading_it(patch: pytest.MonkeyPatch) -> None:
     """What a slot holds is taken for the beginning of any text."""
-    patch.setattr(kv_cache, "common_length", lambda held, tokens: min(len(held), len(tokens)))
-    patch.setattr(kv_cache, "PROBE", 0)
+    patch.setattr(slot_pool, "common_length", lambda held, tokens: min(len(held), len(tokens)))
+    patch.setattr(slot_pool, "PROBE", 0)
 
 
 def judges_ngrams_by_the_drafts_q(patch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ sampler is told that device reads are not free, as on CUDA.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from distillspec.serving.base.tree import LOOKUP, ROOT, DraftProbs, SiblingGroup
 from distillspec.serving.decoding import sampling
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.proposers import draft_model
-from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.base import ProposalRequest, Proposer
 
 from ..conftest import MakeEngine, prompts
 
@@ -108,20 +108,14 @@ TREES = {
 }
 
 
-class Guesses:
+class Guesses(Proposer):
     """Always proposes the same three tokens."""
-
-    version = ""
 
     def __init__(self, tree: TokenTree) -> None:
         self.tree = tree
 
-    def propose(self, requests: list[ProposalRequest]) -> list[TokenTree]:
+    def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         return [self.tree.shortened(request.speculation_length) for request in requests]
-
-    def committed(self, sequence: object, tree: TokenTree, path: object) -> None: ...
-
-    def leave_slot(self, sequence: object) -> None: ...
 
 
 def started(engine: Engine, wishes: list[dict[str, Any]]) -> Engine:

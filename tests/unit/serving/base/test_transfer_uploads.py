@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_leaves
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.base import transfer
-from distillspec.serving.proposers.base import Proposer
 
 from ...models.state_drafts import state_draft
 from ..conftest import MakeEngine, prompts
@@ -135,7 +134,7 @@ def test_verdicts_wait_for_no_upload(
     kinds: list[str],
     page: int,
 ) -> None:
-    guesses: Proposer = Guesses(TREES[tree])  # type: ignore[assignment]
+    guesses = Guesses(TREES[tree])
     engine = make_engine(sampler_object=blind(target), proposer_object=guesses, page_tokens=page, **SETTINGS)
     assert steps(engine, Uploads(monkeypatch), [KINDS[kind] for kind in kinds]) == []
 

@@ -10,7 +10,7 @@ from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError
 from distillspec.serving.base.fixed import FixedTree
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.baselines.named import named_controller
+from distillspec.serving.baselines.by_name import named_controller
 from distillspec.serving.baselines.tree_names import tree_settings
 
 

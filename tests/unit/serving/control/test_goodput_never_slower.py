@@ -15,14 +15,13 @@ from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.plans import StepResult
-from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.execution.row_input import RowInput
-from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.base import ProposalRequest, Proposer
 
 from ..conftest import MakeEngine
 from ..machine import CPU, Machine
@@ -158,7 +157,7 @@ def test_the_gain_of_speculation_is_measured_beside_prompts() -> None:
     assert sum(any(lengths) for lengths in machine.lengths[200:]) < 20
 
 
-class Always:
+class Always(Proposer):
     """Proposes one token again and again, and advances `clock` with every pass."""
 
     version = "always"
@@ -169,10 +168,6 @@ class Always:
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         self.now += 2e-3 * max(request.speculation_length for request in requests)
         return [TokenTree.chain([self.token] * request.speculation_length) for request in requests]
-
-    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None: ...
-
-    def leave_slot(self, sequence: SequenceState) -> None: ...
 
 
 def serve(engine: Engine, proposer: Always, params: SamplingParams, steps: int) -> list[StepResult]:

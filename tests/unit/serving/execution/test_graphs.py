@@ -17,7 +17,6 @@ from distillspec.serving.base.ladder import Ladder
 from distillspec.serving.base.plans import Plan, RowPlan
 from distillspec.serving.base.rows import BatchView
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.proposers.base import Proposer
 
 from ..base.test_transfer import Guesses
 from ..conftest import hf_greedy, prompts
@@ -132,7 +131,7 @@ def test_ragged_windows_compute_the_next_number_on_the_ladder_and_all_are_record
     """Six rows of at most five tokens: 30 tokens run as 32, and 17 as 20."""
     recorder = FakeRecorder()
     settings = EngineSettings(max_slots=6, max_model_len=256, compile=False, pack_weights=False, prefix_reuse=False)
-    proposer: Proposer = Guesses(TokenTree.chain([65, 66, 67, 68]))  # type: ignore[assignment]
+    proposer = Guesses(TokenTree.chain([65, 66, 67, 68]))
     asked = [[20 + 7 * row, *range(40, 60)] for row in range(6)]
     wanted = [hf_greedy(target, prompt, 24) for prompt in asked]
     widths, ladder = Widths(target), set(Ladder.tokens(30).steps)
@@ -189,7 +188,7 @@ def test_a_recorded_draft_loop_drafts_as_the_passes_one_by_one(
     for recorder in (FakeRecorder(), None):
         engine = Engine(model, initialise_draft(DraftConfig(layers=2), model), settings, recorder=recorder)
         # The same draws in the same order, also where rows want different lengths.
-        engine.proposer.can_draft_at_once = lambda rows: True  # type: ignore[union-attr]
+        engine.proposer.can_draft_in_loop = lambda rows: True  # type: ignore[union-attr]
         outputs = engine.generate([p[:20] for p in prompts(6)], params)
         engine.close()
         found.append([(output.token_ids, output.stats.proposed, output.stats.accepted) for output in outputs])

@@ -15,7 +15,7 @@ from distillspec.models import slot_cache as slots
 from distillspec.models.slot_attention import is_hooked
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_tokenizer
-from distillspec.serving.execution import trial
+from distillspec.serving.execution import attention_check
 from distillspec.serving.execution.servable import check_servable
 
 SMALL: dict[str, Any] = {
@@ -66,7 +66,7 @@ def test_attention_that_looks_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None
     model, other = made("llama", initializer_range=0.3), made("llama", initializer_range=0.3)
     check_servable(other, 128)
     short_sighted = partial(slots.SlotCache, attend=lambda *rest: slots.masked_attention(*rest[:5], 1))
-    monkeypatch.setattr(trial, "SlotCache", short_sighted)
+    monkeypatch.setattr(attention_check, "SlotCache", short_sighted)
     check_servable(other, 128)
     with pytest.raises(ConfigError, match="llama has other hidden states through the engine's slots, off by"):
         check_servable(model, 128)

@@ -23,6 +23,7 @@ from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.growth import TreePolicy
 
 from ...models.middle_llama import llama
 from ...models.state_drafts import state_draft
@@ -85,9 +86,10 @@ def model_of(draft: LanguageModel, vocab: int, *, in_one_call: bool, topk: bool 
     if draft.state_input is not None:
         states = cache.kept_states(draft.head.weight, 128)
         states.copy_(torch.randn(states.shape, generator=torch.Generator().manual_seed(1)))
-    model = DraftModel(draft, NumberedSampler(vocab, draft.device, 0), cache, prepared=prepared, topk=topk)
+    sampler, trees = NumberedSampler(vocab, draft.device, 0), TreePolicy(most_probable=topk)
+    model = DraftModel(draft, sampler, cache, prepared=prepared, trees=trees)
     model.sampler.read = Counter()  # type: ignore[attr-defined]
-    model.can_draft_at_once = lambda rows: False  # type: ignore[method-assign]
+    model.can_draft_in_loop = lambda rows: False  # type: ignore[method-assign]
     return model
 
 
@@ -246,18 +248,18 @@ def test_what_is_left_to_other_ways(params: SamplingParams, topk: bool, taken: b
     target, draft = draft_of("tokens", torch.float32)
     model = model_of(draft, target.identity.vocab_size, in_one_call=True, topk=topk)
     rows, run = list[int](), model.in_one_call.draft
-    model.in_one_call.draft = lambda own, texts: rows.append(len(own)) or run(own, texts)  # type: ignore[method-assign, func-returns-value]
+    model.in_one_call.draft = lambda own, *others: rows.append(len(own)) or run(own, *others)  # type: ignore[method-assign, func-returns-value]
     found = grown(model, SHAPES["siblings"], [PLAIN, params, GREEDY])
     assert rows == [3 if taken else 2] * 3
     assert all(len(tree) == 6 for tree in found)
 
 
-@pytest.mark.parametrize(("surer_than", "taken"), [(0.0, True), (1e-9, False)])
-def test_levels_that_may_be_left_out_are_left_to_other_ways(surer_than: float, taken: bool) -> None:
+@pytest.mark.parametrize(("least_acceptance", "taken"), [(0.0, True), (1e-9, False)])
+def test_levels_that_may_be_left_out_are_left_to_other_ways(least_acceptance: float, taken: bool) -> None:
     target = llama(torch.float32)
     draft = state_draft("confident block", target)
     model = model_of(draft, target.identity.vocab_size, in_one_call=True)
-    model.surer_than = model.levels.surer_than = surer_than
+    model.levels.least_acceptance = least_acceptance
     calls = counted(model)
     grown(model, SHAPES["siblings"], [GREEDY] * 3)
     assert len(calls) == (3 if taken else 0)

@@ -24,7 +24,7 @@ def taught(draft: LanguageModel, reads: str) -> LanguageModel:
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.mul_(4)
-    return replace(draft, stop=head.eval())
+    return replace(draft, stop_head=head.eval())
 
 
 def depths_of(engine: Engine) -> set[int]:
@@ -42,11 +42,11 @@ def test_the_best_probability_decides() -> None:
 @pytest.mark.parametrize("reads", ["probs", "state"])
 def test_predicted_acceptance_decides(draft: LanguageModel, reads: str) -> None:
     own = taught(draft, reads)
-    assert own.stop is not None
-    logits, states = torch.randn(6, own.width), torch.randn(6, own.stop.size)
-    predicted = own.stop.acceptance(states, logits)
+    assert own.stop_head is not None
+    logits, states = torch.randn(6, own.width), torch.randn(6, own.stop_head.size)
+    predicted = own.stop_head.acceptance(states, logits)
     threshold = float(predicted.median())
-    assert PredictedAcceptance(own, own.stop, threshold).keeps(logits, states) == (predicted > threshold).tolist()
+    assert PredictedAcceptance(own, own.stop_head, threshold).keeps(logits, states) == (predicted > threshold).tolist()
 
 
 @pytest.mark.parametrize("reads", ["probs", "state"])

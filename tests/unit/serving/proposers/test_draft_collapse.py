@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from distillspec.serving.proposers.draft_collapse import JUDGED, DraftCollapse
+from distillspec.serving.proposers.draft_collapse import JUDGED_TOKENS, DraftCollapse
 
 
 def block(collapse: DraftCollapse, accepted: int) -> bool:
-    found = [collapse.saw(number < accepted) for number in range(JUDGED)]
+    found = [collapse.saw(number < accepted) for number in range(JUDGED_TOKENS)]
     assert found[-1] is not None
     return found[-1]
 
@@ -24,10 +24,10 @@ def test_without_an_evaluation_the_best_tokens_so_far_say_it() -> None:
 
 
 def test_a_collapse_is_seen_after_as_many_tokens_whenever_it_begins() -> None:
-    collapse, good = DraftCollapse(None), JUDGED + JUDGED // 2
-    found = [collapse.saw(number < good) for number in range(good + JUDGED)]
-    assert found[: JUDGED - 1] == [None] * (JUDGED - 1)
-    assert found[JUDGED - 1 :].count(True) == 4, "from the token on with which three of two hundred are left"
+    collapse, good = DraftCollapse(None), JUDGED_TOKENS + JUDGED_TOKENS // 2
+    found = [collapse.saw(number < good) for number in range(good + JUDGED_TOKENS)]
+    assert found[: JUDGED_TOKENS - 1] == [None] * (JUDGED_TOKENS - 1)
+    assert found[JUDGED_TOKENS - 1 :].count(True) == 4, "from the token on with which three of two hundred are left"
     assert found[-1] is True
     assert (collapse.rate, collapse.usual) == (0.0, 1.0)
     collapse.begin_anew()

@@ -12,7 +12,7 @@ from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.shape import PlannedTree, TreeShape
 from distillspec.serving.base.tree import NGRAM, TokenTree, merged
 from distillspec.serving.proposers.base import ProposalRequest
-from distillspec.serving.proposers.ngram import AT_ONCE, IDLE_AFTER, IDLE_EVERY, IDLE_EVERY_OF_FEW, OF_PROMPT, Ngram
+from distillspec.serving.proposers.ngram import IDLE_AFTER, IDLE_EVERY, IDLE_EVERY_OF_FEW, LEARN_BATCH, OF_PROMPT, Ngram
 
 from .foreseen import foreseen
 
@@ -73,7 +73,7 @@ def test_of_long_prompts_the_end_is_learnt_from() -> None:
 
 
 def test_a_long_prompt_is_learnt_from_over_several_steps_or_at_its_end() -> None:
-    tokens = [1, 2, *[3] * AT_ONCE, 4, 5, *[3] * AT_ONCE, 6, 7]
+    tokens = [1, 2, *[3] * LEARN_BATCH, 4, 5, *[3] * LEARN_BATCH, 6, 7]
     proposer, text = Ngram(longest=1), sequence(tokens, prompt=len(tokens))
     known = list[list[bool]]()
     for step in range(3):

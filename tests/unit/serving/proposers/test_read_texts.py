@@ -13,8 +13,8 @@ from distillspec.models.slot_cache import SlotCache
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.base.catch_up import CATCH_UP_TOKENS_A_STEP
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.execution.runner import ModelRunner
+from distillspec.serving.execution.slot_pool import Prefix
 from distillspec.serving.proposers.read_texts import ReadTexts
 
 HEAD = [(7 * place) % 200 + 3 for place in range(600)]

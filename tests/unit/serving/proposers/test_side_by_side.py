@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import cast
 
 import pytest
 
@@ -17,8 +16,8 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import BatchView
 from distillspec.serving.base.shape import PlannedTree, TreeShape, chain_of
 from distillspec.serving.base.tree import LOOKUP, NGRAM, SUFFIX, TokenTree, merged
-from distillspec.serving.proposers.base import ProposalRequest, Proposer
-from distillspec.serving.proposers.draft_collapse import JUDGED
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
+from distillspec.serving.proposers.draft_collapse import JUDGED_TOKENS
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.ngram import Ngram
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
@@ -140,33 +139,32 @@ def test_trees_of_several_sources_are_joined_in_the_plans_order(
     assert pair.foreseen(sequence)[0].source == LOOKUP
 
 
-class Silent:
-    """Hears what was accepted, and does nothing."""
-
-    caches = ()
+class Silent(Proposer):
+    """Proposes nothing."""
 
     def __init__(self, version: str) -> None:
         self.version = version
 
-    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None: ...
+    def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
+        return [EMPTY] * len(requests)
 
 
 @pytest.mark.parametrize("rests", [True, False])
 def test_a_draft_is_judged_by_its_first_tokens_that_were_tried(rests: bool) -> None:
     """Those behind an accepted n-gram were not, and a draft that rests has none."""
-    proposers = {name: cast(Proposer, Silent(version)) for name, version in ((NGRAM, ""), ("a", "1"), ("b", "2"))}
+    proposers = {name: Silent(version) for name, version in ((NGRAM, ""), ("a", "1"), ("b", "2"))}
     pair = SideBySide(proposers, {"a": 0.5, "b": 0.5}, rest_collapsed=rests)
     sequence = SequenceState("s", Request("s", (5, 6), GREEDY), 0, 0, [5, 6], frozenset(), 64, slot=0)
     behind = merged([TokenTree.chain((9,), source=NGRAM), TokenTree.chain((5, 6), source="a")])
     ngrams, own = (group.nodes[0] for group in behind.groups_at(-1))
-    for _ in range(2 * JUDGED):
+    for _ in range(2 * JUDGED_TOKENS):
         pair.committed(sequence, behind, (ngrams,))
         pair.committed(sequence, TokenTree.chain((5,), source="b"), (0,))
-    for _ in range(JUDGED):
+    for _ in range(JUDGED_TOKENS):
         assert dict(pair.healthy) == {"a": True, "b": True}
         pair.committed(sequence, behind, ())
     assert dict(pair.healthy) == {"a": False, "b": True}
-    for _ in range(JUDGED):
+    for _ in range(JUDGED_TOKENS):
         pair.committed(sequence, behind, (own,))
     assert dict(pair.healthy) == {"a": not rests, "b": True}
 

@@ -13,7 +13,7 @@ from distillspec.models import LanguageModel
 from distillspec.serving import Engine, EngineSettings, SamplingParams
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import DRAFT, LOOKUP, TokenTree
-from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.base import ProposalRequest, Proposer
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.staged import Staged
 from distillspec.serving.step.commit import Emission
@@ -25,20 +25,14 @@ from ..test_engine_sampling import POLICIES, excess
 FIXED: dict[str, Any] = {"controller": "fixed", "speculation_length": 4}
 
 
-class Told:
+class Told(Proposer):
     """Guesses what it is told to."""
-
-    version = ""
 
     def __init__(self, guess: Callable[[SequenceState], Sequence[int]]) -> None:
         self.guess = guess
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         return [TokenTree.chain(self.guess(r.sequence)[: r.speculation_length], source=LOOKUP) for r in requests]
-
-    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None: ...
-
-    def leave_slot(self, sequence: SequenceState) -> None: ...
 
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

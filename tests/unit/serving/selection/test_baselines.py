@@ -17,7 +17,7 @@ from distillspec.serving.selection.baselines import (
     Fixed,
     LookupElseModel,
 )
-from distillspec.serving.selection.named import make_selection
+from distillspec.serving.selection.by_name import make_selection
 
 from .steps import World, parts, row
 

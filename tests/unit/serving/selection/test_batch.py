@@ -10,7 +10,7 @@ import pytest
 
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
-from distillspec.serving.selection.batch import NONE, Batch, Prospect
+from distillspec.serving.selection.batch import NO_DRAFT, Batch, Prospect
 
 SMALL, LARGE = CostTable.line(0.0, 1e-5, 1e-3), CostTable.line(0.0, 1e-5, 4e-3)
 COSTS = LatencyModel(CostTable.line(1e-7, 2e-4, 2e-2), SMALL)
@@ -56,7 +56,7 @@ def test_what_is_believed_chooses_lengths_and_what_is_expected_comes_of_them() -
     """A draft on trial drafts as far as it may be good."""
     optimistic, expected = (batch([prospect(chance)], [SMALL]) for chance in (0.9, 0.02))
     own = numpy.array([0])
-    price = expected.rate(numpy.array([NONE]))
+    price = expected.rate(numpy.array([NO_DRAFT]))
     assert expected.rate(own, price) == pytest.approx(price)
     costs = LatencyModel(COSTS.target, SMALL)
     written = 1 + (0.02 ** numpy.arange(1, LEVELS + 1)).sum()
@@ -84,7 +84,7 @@ def test_dear_nodes_shorten_trees() -> None:
 
 def test_rows_without_a_draft_cost_no_passes() -> None:
     rows = [prospect(0.7)] * 2
-    half = batch(rows, [SMALL], fixed=1).rate(numpy.array([0, NONE]))
+    half = batch(rows, [SMALL], fixed=1).rate(numpy.array([0, NO_DRAFT]))
     target_s = COSTS.target.seconds(200, 2) + COSTS.target.seconds(0, 3) - COSTS.target.seconds(0, 2)
     assert half == pytest.approx((2 + 0.7) / (target_s + SMALL.seconds(0, 1)), rel=1e-9)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distillspec.serving.base.draft_change import DraftChange
-from distillspec.serving.selection.dominance import CALM, FALLEN, Dominance
+from distillspec.serving.selection.dominance import ACCEPTANCE_DROP, CALM_ANSWERS, Dominance
 from distillspec.serving.selection.goodput import GoodputSelection
 
 from .steps import World, parts
@@ -13,7 +13,7 @@ from .steps import World, parts
 
 def certain(kinds: tuple[str, ...] = ("maths", "sql")) -> Dominance:
     found = Dominance()
-    for number in range(CALM):
+    for number in range(CALM_ANSWERS):
         assert found.draft is None
         found.is_certain(kinds[number % len(kinds)], "a", 0.7)
     assert found.draft == "a"
@@ -22,27 +22,27 @@ def certain(kinds: tuple[str, ...] = ("maths", "sql")) -> Dominance:
 
 def test_it_takes_calm_answers_in_a_row_of_one_draft() -> None:
     found = Dominance()
-    for number in range(3 * CALM):
-        if number % (CALM - 1) == 0:
+    for number in range(3 * CALM_ANSWERS):
+        if number % (CALM_ANSWERS - 1) == 0:
             found.doubted()
         found.is_certain("maths", "a", 0.7)
     assert found.draft is None
-    for number in range(3 * CALM):
+    for number in range(3 * CALM_ANSWERS):
         found.is_certain(("maths", "sql")[number % 2], "ab"[number % 2], 0.7)
     assert found.draft is None, "each kind has a draft of its own"
-    for number in range(3 * CALM):
+    for number in range(3 * CALM_ANSWERS):
         found.is_certain("sql", "ab"[number % 2], 0.7)
     assert found.draft is None, "answers of one kind have several"
 
 
-@pytest.mark.parametrize(("kind", "chance"), [("chat", 0.7), ("maths", 0.7 - FALLEN - 0.01)])
+@pytest.mark.parametrize(("kind", "chance"), [("chat", 0.7), ("maths", 0.7 - ACCEPTANCE_DROP - 0.01)])
 def test_another_kind_and_a_fall_are_changes(kind: str, chance: float) -> None:
     found = certain()
-    assert found.covers("sql", 0.7 - FALLEN + 0.01)
+    assert found.covers("sql", 0.7 - ACCEPTANCE_DROP + 0.01)
     assert found.covers("maths", 0.9)
     assert not found.covers(kind, chance)
     assert not found.covers("maths", 0.7)
-    for _ in range(CALM):
+    for _ in range(CALM_ANSWERS):
         found.is_certain("maths", "a", 0.7)
     assert found.covers("maths", 0.7)
 

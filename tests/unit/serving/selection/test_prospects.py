@@ -16,12 +16,12 @@ from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.known import KnownTrees
 from distillspec.serving.selection.accepting import features
 from distillspec.serving.selection.answer import Answer
-from distillspec.serving.selection.batch import NONE, Prospect
+from distillspec.serving.selection.batch import NO_DRAFT, Prospect
+from distillspec.serving.selection.by_name import with_selection
 from distillspec.serving.selection.estimate import DraftsAcceptance, Tried
 from distillspec.serving.selection.free_share import FreeShare
 from distillspec.serving.selection.goodput import GoodputSelection
-from distillspec.serving.selection.named import with_selection
-from distillspec.serving.selection.optimism import ENOUGH, Optimism
+from distillspec.serving.selection.optimism import ENOUGH_TOKENS, Optimism
 from distillspec.serving.selection.prospects import LEAST_LEFT, Prospects
 
 from .steps import COSTS, parts, row
@@ -122,7 +122,7 @@ def test_siblings_make_up_for_what_a_cheap_draft_misses(trees: KnownTrees | None
     prospects = made(trees)
     own = prospects.of(wide(names=names), names, [0.25, 0.75])
     batch = prospects.batch([own], names)
-    rates = batch.rates(numpy.array([NONE]), 0, batch.rate(numpy.array([NONE])))
+    rates = batch.rates(numpy.array([NO_DRAFT]), 0, batch.rate(numpy.array([NO_DRAFT])))
     assert names[rates.index(max(rates))] == best
 
 
@@ -130,16 +130,16 @@ def test_drafts_without_trials_of_an_answer_may_be_estimated_optimistically() ->
     optimism, acceptance = Optimism(), DraftsAcceptance({}, LEVELS)
     prospects, view = around(acceptance, None, optimism), wide()
     answer = Answer("a", view.context_tokens, features(view), 0.5)
-    answer.own["a"] = Tried(30, 15, answer.known)
+    answer.learnt["a"] = Tried(30, 15, answer.features)
     expected = prospects.expected(view, NAMES, answer).tokens[:, 0]
     assert expected == pytest.approx([0.5, 0.5])
     optimistic = prospects.optimistic(view, NAMES, answer).tokens[:, 0]
     assert optimistic[0] == expected[0], "what it has tried it knows"
     assert 0.6 < optimistic[1] < 0.8, "as it may be"
-    optimism.fell("a", 0.9)
+    optimism.collapsed("a", 0.9)
     answer.prospect = None
     assert prospects.optimistic(view, NAMES, answer).tokens[1, 0] == pytest.approx(0.9)
-    optimism.saw("b", answer.kind, ENOUGH)
+    optimism.saw("b", answer.kind, ENOUGH_TOKENS)
     assert prospects.optimistic(view, NAMES, answer).tokens[1, 0] == pytest.approx(0.9), "until the next review"
     answer.prospect = None
     assert (prospects.optimistic(view, NAMES, answer).tokens[:, 0] == expected).all()

@@ -10,7 +10,7 @@ import pytest
 from distillspec.config import WorkloadConfig
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.bench.records import RequestRecord
-from distillspec.serving.selection.named import compared_selection
+from distillspec.serving.selection.by_name import compared_selection
 from distillspec.serving.simulation import (
     Policy,
     SimulatedRequest,

@@ -81,7 +81,7 @@ def test_versions_of_token_drafts_hold_no_embeddings(
 def test_updates_leave_out_what_was_taught_of_the_weights_before(
     settings: OnlineSettings, small_draft: LanguageModel, target: LanguageModel, replay: ReplayLog, answer: Answer
 ) -> None:
-    taught = replace(small_draft, stop=StopHead("probs", 8, 8, small_draft.width).eval())
+    taught = replace(small_draft, stop_head=StopHead("probs", 8, 8, small_draft.width).eval())
     registry = VersionRegistry(settings.layout.versions)
     first = registry.promote(registry.add(lambda folder: save_draft(taught, folder, target)).name, "first draft")
     fill(replay, answer, 6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -14,15 +14,12 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.shape import chain_of
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
-from distillspec.serving.proposers.draft_collapse import JUDGED, DraftCollapse
-from distillspec.serving.proposers.draft_health import ASIDE, DraftHealth
+from distillspec.serving.proposers.draft_collapse import JUDGED_TOKENS, DraftCollapse
+from distillspec.serving.proposers.guarded_proposer import ASIDE_STEPS, GuardedProposer
 
 
-class Failing:
+class Failing(Proposer):
     """Fails whenever it is told what was accepted."""
-
-    caches = ()
-    version = ""
 
     def propose(self, requests: Sequence[Any]) -> list[TokenTree]:
         return [EMPTY] * len(requests)
@@ -30,31 +27,27 @@ class Failing:
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         raise RuntimeError("no such place")
 
-    def leave_slot(self, sequence: SequenceState) -> None: ...
-
-    def release(self) -> None: ...
-
 
 def test_what_all_rows_of_a_step_share_is_one_failure(caplog: pytest.LogCaptureFixture) -> None:
-    health = DraftHealth(cast(Proposer, Failing()), "half", ["half"])
+    guarded = GuardedProposer(Failing(), "half", ["half"])
     rows = [SequenceState(str(i), Request(str(i), (5, 6)), 0, i, [5, 6], frozenset(), 64, slot=i) for i in range(8)]
     with caplog.at_level(logging.WARNING):
         for row in rows:
-            health.committed(row, EMPTY, ())
+            guarded.committed(row, EMPTY, ())
     assert all(row.failed_sources == {"half"} for row in rows)
     (line,) = [record.getMessage() for record in caplog.records]
     assert f"no speculation for {FIRST_WAIT_STEPS} steps" in line
     waited = 0
-    while health.paused:
-        health.step()
+    while guarded.paused:
+        guarded.step()
         waited += 1
     assert waited == FIRST_WAIT_STEPS
-    health.committed(rows[0], EMPTY, ())
+    guarded.committed(rows[0], EMPTY, ())
     for _ in range(2 * FIRST_WAIT_STEPS - 1):
-        health.step()
-        assert health.paused
-    health.step()
-    assert not health.paused
+        guarded.step()
+        assert guarded.paused
+    guarded.step()
+    assert not guarded.paused
 
 
 class Spoilt(Failing):
@@ -75,83 +68,83 @@ def row(name: str) -> SequenceState:
 
 def test_a_draft_of_nan_answers_in_a_row_rests(caplog: pytest.LogCaptureFixture) -> None:
     proposer = Spoilt()
-    health = DraftHealth(cast(Proposer, proposer), "half", ["half"])
+    guarded = GuardedProposer(proposer, "half", ["half"])
 
     def answer(name: str, broken: bool) -> None:
         proposer.not_finite = {name} if broken else set()
-        health.ask([ProposalRequest(row(name), chain_of(1))])
+        guarded.propose([ProposalRequest(row(name), chain_of(1))])
 
     for number, broken in enumerate([True, True, False, True, True]):
         answer(str(number), broken)
-    assert health.healthy
-    assert not health.paused
+    assert guarded.healthy
+    assert not guarded.paused
     with caplog.at_level(logging.WARNING):
         answer("third", True)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "half failed (its logits were NaN or infinite for 3 answers in a row)" in line
-    assert health.paused
-    assert not health.healthy
+    assert guarded.paused
+    assert not guarded.healthy
     for _ in range(FIRST_WAIT_STEPS):
-        health.step()
-    assert not health.paused
+        guarded.step()
+    assert not guarded.paused
     answer("fourth", True)
-    assert health.paused, "one more says enough"
+    assert guarded.paused, "one more says enough"
     for _ in range(2 * FIRST_WAIT_STEPS):
-        health.step()
+        guarded.step()
     for number in range(2 * FIRST_WAIT_STEPS):
-        assert not health.healthy
+        assert not guarded.healthy
         answer(f"sound {number}", False)
-    assert health.healthy
+    assert guarded.healthy
 
 
 def test_one_sound_row_of_a_step_speaks_for_the_draft() -> None:
     proposer = Spoilt()
-    health = DraftHealth(cast(Proposer, proposer), "half", ["half"])
+    guarded = GuardedProposer(proposer, "half", ["half"])
     proposer.not_finite = {"0", "1", "2"}
-    health.ask([ProposalRequest(row(str(number)), chain_of(1)) for number in range(4)])
-    assert not health.paused
-    health.ask([ProposalRequest(row(str(number)), chain_of(1)) for number in range(3)])
-    assert health.paused
+    guarded.propose([ProposalRequest(row(str(number)), chain_of(1)) for number in range(4)])
+    assert not guarded.paused
+    guarded.propose([ProposalRequest(row(str(number)), chain_of(1)) for number in range(3)])
+    assert guarded.paused
 
 
 def test_a_draft_that_collapses_is_set_aside_and_comes_back_after_better_tokens(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    health = DraftHealth(cast(Proposer, Spoilt()), "half", ["half"], DraftCollapse(0.4))
+    guarded = GuardedProposer(Spoilt(), "half", ["half"], DraftCollapse(0.4))
     with caplog.at_level(logging.WARNING):
-        for _ in range(JUDGED - 1):
-            health.judge(False)
-        assert health.healthy
-        health.judge(False)
+        for _ in range(JUDGED_TOKENS - 1):
+            guarded.judge(False)
+        assert guarded.healthy
+        guarded.judge(False)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert f"no speculation for {ASIDE} steps: half failed (0.0% of its tokens were accepted, 40% before)" in line
-    assert health.paused
-    for _ in range(ASIDE):
-        health.step()
-    assert not health.paused
-    for _ in range(JUDGED):
-        assert not health.healthy
-        health.judge(True)
-    assert health.healthy
+    assert f"no speculation for {ASIDE_STEPS} steps: half failed (0.0% of its tokens were accepted, 40% before)" in line
+    assert guarded.paused
+    for _ in range(ASIDE_STEPS):
+        guarded.step()
+    assert not guarded.paused
+    for _ in range(JUDGED_TOKENS):
+        assert not guarded.healthy
+        guarded.judge(True)
+    assert guarded.healthy
 
 
 def test_one_that_a_selection_leaves_by_itself_is_unhealthy_and_does_not_rest(caplog: pytest.LogCaptureFixture) -> None:
-    health = DraftHealth(cast(Proposer, Spoilt()), "half", ["half"], DraftCollapse(0.4), rests=False)
+    guarded = GuardedProposer(Spoilt(), "half", ["half"], DraftCollapse(0.4), rests=False)
     with caplog.at_level(logging.WARNING):
-        for _ in range(3 * JUDGED):
-            health.judge(False)
-            assert not health.paused
-    assert not health.healthy
+        for _ in range(3 * JUDGED_TOKENS):
+            guarded.judge(False)
+            assert not guarded.paused
+    assert not guarded.healthy
     (line,) = [record.getMessage() for record in caplog.records]
     assert "left to the selection: half failed (0.0% of its tokens were accepted, 40% before)" in line
-    for _ in range(JUDGED):
-        assert not health.healthy
-        health.judge(True)
-    assert health.healthy
+    for _ in range(JUDGED_TOKENS):
+        assert not guarded.healthy
+        guarded.judge(True)
+    assert guarded.healthy
 
 
 def test_what_is_not_watched_is_not_judged() -> None:
-    health = DraftHealth(cast(Proposer, Spoilt()), "half", ["half"])
-    for _ in range(JUDGED):
-        health.judge(False)
-    assert health.healthy
+    guarded = GuardedProposer(Spoilt(), "half", ["half"])
+    for _ in range(JUDGED_TOKENS):
+        guarded.judge(False)
+    assert guarded.healthy

@@ -8,7 +8,7 @@ import pytest
 
 from distillspec.config import EngineConfig
 from distillspec.errors import ConfigError
-from distillspec.serving.proposers.named_checks import check_named, check_proposer
+from distillspec.serving.proposers.settings_checks import check_named, check_proposer
 
 
 @pytest.mark.parametrize(

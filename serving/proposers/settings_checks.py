@@ -8,7 +8,7 @@ from distillspec.config.engine import EngineConfig, check_named_drafts, proposer
 from distillspec.config.registry import DRAFT_ALONE, check_options
 from distillspec.errors import ConfigError
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.proposers.named import drafting_alone, proposer_names, uses_draft
+from distillspec.serving.proposers.by_name import drafting_alone, proposer_names, uses_draft
 
 OF_POOLS = (DRAFT_ALONE, "lookup_else_model", "suffix_else_model")  # proposers that take several drafts
 
@@ -39,10 +39,10 @@ def check_proposer(settings: EngineConfig, *, drafts: Collection[str]) -> None:
         choice = proposer_choice(name)
         if not with_draft and "draft" in choice.needs:
             raise ConfigError(f"proposer={name} needs a draft; give draft.path=RUN (draft= in Python), or use ngram")
-        own, key = (options, "") if len(names) == 1 else (options.get(name, {}), f".{name}")
-        if not isinstance(own, Mapping):
-            raise ConfigError(f"proposer_options{key}={own} must have options by name")
-        check_options(f"proposer_options{key}", name, choice.load(), own)
+        its_options, key = (options, "") if len(names) == 1 else (options.get(name, {}), f".{name}")
+        if not isinstance(its_options, Mapping):
+            raise ConfigError(f"proposer_options{key}={its_options} must have options by name")
+        check_options(f"proposer_options{key}", name, choice.load(), its_options)
 
 
 def check_named(settings: EngineConfig, drafts: Collection[str]) -> None:

@@ -15,10 +15,10 @@ SWITCH_S = 1e-4  # a pass asks for the interpreter at every operator, and each t
 _lock = threading.Lock()
 _calls = 0  # that are running
 _usual_s = 0.0  # the interpreter's switch interval without them
-_own = threading.local()  # `threads`: how many this thread had before it gave way
+_gave_way = threading.local()  # `threads`: how many this thread had before it gave way
 
 
-class Beside:
+class BackgroundCall:
     """A call in a thread of its own, of which several may run.
 
     While one runs, the interpreter changes threads 50 times as often as usual. Where torch's threads take all cores,
@@ -38,12 +38,12 @@ class Beside:
     @staticmethod
     def give_way() -> None:
         """Take as many threads as are good now. Call it in the thread of the passes, before or after each."""
-        usual, giving_way = _usual_threads(), hasattr(_own, "threads")
+        usual, giving_way = _usual_threads(), hasattr(_gave_way, "threads")
         if _calls and not giving_way and usual >= usable_cores():
-            _own.threads = usual
+            _gave_way.threads = usual
             torch.set_num_threads(max(1, usual - 1))
         elif not _calls and giving_way:
-            del _own.threads
+            del _gave_way.threads
             torch.set_num_threads(usual)
 
     @staticmethod
@@ -61,17 +61,17 @@ class Beside:
         self.give_way()
 
     def _run(self) -> None:
-        own = torch.get_num_threads()
+        before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
             self._call()
         finally:
             _switch_often(-1)
-            torch.set_num_threads(own)  # threads that come later have as many as before
+            torch.set_num_threads(before)  # threads that come later have as many as before
 
 
 def _usual_threads() -> int:
-    return int(getattr(_own, "threads", torch.get_num_threads()))
+    return int(getattr(_gave_way, "threads", torch.get_num_threads()))
 
 
 def _switch_often(calls: int) -> None:

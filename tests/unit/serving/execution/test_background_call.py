@@ -14,7 +14,7 @@ import torch
 from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
-from distillspec.serving.execution.beside import SWITCH_S, Beside
+from distillspec.serving.execution.background_call import SWITCH_S, BackgroundCall
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 
@@ -42,7 +42,7 @@ def test_threads_and_turns_while_calls_run(
 
     calls = []
     for end in ends:
-        calls.append(Beside(lambda end=end: call(end)))  # type: ignore[misc]
+        calls.append(BackgroundCall(lambda end=end: call(end)))  # type: ignore[misc]
         assert begun.acquire(timeout=60)
         calls[-1].give_way()
         assert torch.get_num_threads() == meanwhile
@@ -62,7 +62,7 @@ def test_a_call_that_raises_leaves_nothing_behind(two_threads: None) -> None:
     usual, raised = sys.getswitchinterval(), []
     hook, threading.excepthook = threading.excepthook, lambda args: raised.append(args.exc_value)
     try:
-        call = Beside(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+        call = BackgroundCall(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
         call.join()
     finally:
         threading.excepthook = hook
@@ -76,7 +76,7 @@ def test_any_pass_takes_the_threads_back(
     """Passes of few tokens run no compiled code, and are all that follows a short compilation."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     end = threading.Event()
-    Beside(lambda: end.wait(60) and None)
+    BackgroundCall(lambda: end.wait(60) and None)
     runner = ModelRunner(draft, SlotCache(1, 64))
     with torch.no_grad(), slot_attention_in(draft.model):
         runner.read([RowInput(0, 0, [3, 4])])

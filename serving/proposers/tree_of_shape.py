@@ -8,7 +8,7 @@ from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import ROOT, TokenTree, path_to
 
 
-def grown_tree(
+def tree_of_shape(
     shape: TreeShape, behind: Callable[[Sequence[int]], Sequence[int]], stop_ids: Collection[int], source: str
 ) -> TokenTree:
     """Return the tree of a shape, one-hot, without the nodes that have no token.

@@ -15,7 +15,7 @@ from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.plans import Plan, StepResult
 from distillspec.serving.base.rows import BatchView, RowView
-from distillspec.serving.baselines.named import CONTROLLER_NAMES, named_controller
+from distillspec.serving.baselines.by_name import CONTROLLER_NAMES, named_controller
 from distillspec.serving.baselines.smartspec import MovingAcceptance
 from distillspec.serving.baselines.tree_names import TREE_NAMES
 from distillspec.serving.control.decision import Decision

@@ -1,4 +1,4 @@
-"""The trial of a model over the slot cache: right attention passes in every number format, wrong attention in none."""
+"""The check of a model over the slot cache: right attention passes in every number format, wrong attention in none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distillspec.models.slot_attention import IMPLEMENTATION, slot_attention
 from distillspec.models.slot_cache import SlotCache, SlotView, masked_attention
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_tokenizer
-from distillspec.serving.execution import trial
+from distillspec.serving.execution import attention_check
 from distillspec.serving.execution.servable import try_slots
 
 pytestmark = pytest.mark.numerics
@@ -83,7 +83,7 @@ def test_right_attention(kind: str, dtype: torch.dtype, random_model) -> None:
 def test_wrong_attention(
     kind: str, looks_at: str, dtype: torch.dtype, random_model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "SlotCache", partial(SlotCache, attend=ATTENTIONS[looks_at][1]))
+    monkeypatch.setattr(attention_check, "SlotCache", partial(SlotCache, attend=ATTENTIONS[looks_at][1]))
     assert "in attention" in str(try_slots(random_model(kind, dtype)))
 
 
@@ -100,7 +100,7 @@ def test_wrong_positions(
         other = view.positions + 1 if shift == "by one" else view.positions - view.positions[:, :1]
         return replace(view, positions=other)
 
-    monkeypatch.setattr(trial.SlotView, "append", shifted)
+    monkeypatch.setattr(attention_check.SlotView, "append", shifted)
     assert "in attention 1 " in str(try_slots(random_model(kind, dtype)))
 
 
@@ -111,7 +111,7 @@ def test_sinks_left_out(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> 
     def careless(*args: Any, s_aux: Tensor, **kwargs: Any) -> Any:
         return slot_attention(*args, **kwargs)
 
-    monkeypatch.setattr(trial, "slot_attention", careless)
+    monkeypatch.setattr(attention_check, "slot_attention", careless)
     sizes = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
     experts = {"num_local_experts": 1, "num_experts_per_tok": 1}
     config = AutoConfig.for_model("gpt_oss", num_hidden_layers=2, num_key_value_heads=2, **sizes, **experts)
@@ -143,5 +143,5 @@ def test_a_real_model(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert try_slots(model) is None
     for name in ("itself alone", "the first token not", "heads shared otherwise"):
         with monkeypatch.context() as patch:
-            patch.setattr(trial, "SlotCache", partial(SlotCache, attend=ATTENTIONS[name][1]))
+            patch.setattr(attention_check, "SlotCache", partial(SlotCache, attend=ATTENTIONS[name][1]))
             assert "in attention" in str(try_slots(model)), name

@@ -46,8 +46,8 @@ def with_selection(
         expected: α of drafts by their own evaluation, as far as it is known.
         free: sources without a model, members beside the drafts.
     """
-    own, most = innermost(inside), inside.speculation_length
-    fixed = most or None if isinstance(own, FixedLength | FixedTree) else None
+    most, is_fixed = inside.speculation_length, isinstance(innermost(inside), FixedLength | FixedTree)
+    fixed = most or None if is_fixed else None
 
     def make(latency: Callable[[], LatencyModel]) -> Selection:
         levels, known = most or MOST_LEVELS, expected or {}

@@ -1,4 +1,4 @@
-"""Failures of a proposer: it raises, gives NaN, or collapses. The cause is logged once, and it rests."""
+"""Guarded calls of a proposer: one that raises, gives NaN or collapses rests, and the cause is logged once."""
 
 from __future__ import annotations
 
@@ -14,26 +14,18 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import NOTHING, Option
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.decoding.windows import VerificationWindow
-from distillspec.serving.proposers.base import (
-    EMPTY,
-    Foresees,
-    ProposalRequest,
-    Proposer,
-    ReadsOn,
-    SeesLogits,
-    TellsNotFinite,
-    readers,
-)
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer, readers
 from distillspec.serving.proposers.draft_collapse import DraftCollapse
 
 log = logging.getLogger(__name__)
 
 NAN_ANSWERS = 3  # in a row that end with NaN, after which it is the draft that fails and not the answers
-ASIDE, MOST_ASIDE = 4096, 65536  # steps that a draft rests that has collapsed: it costs many tokens to see that again
+# Steps that a draft rests that has collapsed: it costs many tokens to see that again.
+ASIDE_STEPS, MOST_ASIDE_STEPS = 4096, 65536
 
 
-class DraftHealth:
-    """One proposer, and its failures. One never ends a request or a step: it only pauses what the proposer drafts.
+class GuardedProposer:
+    """Calls a proposer. Its failures end no request and no step: they only pause what it drafts.
 
     Args:
         name: of the proposer, for the log.
@@ -51,14 +43,11 @@ class DraftHealth:
         *,
         rests: bool = True,
     ) -> None:
-        self.proposer, self.name, self.sources = proposer, name, tuple(sources)
-        # Asking protocols takes microseconds, too many for every row of every step.
-        self._foresees: Foresees | None = proposer if isinstance(proposer, Foresees) else None
-        self._sees: SeesLogits | None = proposer if isinstance(proposer, SeesLogits) else None
-        self._reads: ReadsOn | None = proposer if isinstance(proposer, ReadsOn) else None
-        self._finite: TellsNotFinite | None = proposer if isinstance(proposer, TellsNotFinite) else None
-        self._backoff, self._aside = Backoff(), Backoff(ASIDE, MOST_ASIDE)
-        self._collapse, self._rests, self._collapsed = collapse, rests, False
+        self.proposer = proposer
+        self.name, self.sources = name, tuple(sources)
+        self._backoff, self._aside = Backoff(), Backoff(ASIDE_STEPS, MOST_ASIDE_STEPS)
+        self._collapse, self._rests = collapse, rests
+        self._collapsed = False
         self._nan = 0  # answers that ended with NaN since the last sound one
         self._rest = 0  # steps that a failure in this step costs, 0 without one: what rows share fails for each of them
         self._logged: set[Hashable] = set()  # kinds of failure
@@ -69,7 +58,7 @@ class DraftHealth:
         return self._backoff.waits or self._aside.waits
 
     @property
-    def drafts(self) -> bool:
+    def is_draft(self) -> bool:
         """True for a draft model."""
         return self.proposer is not None and bool(self.proposer.version)
 
@@ -84,7 +73,7 @@ class DraftHealth:
         self._backoff.step()
         self._aside.step()
 
-    def ask(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
+    def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         """Return what the proposer proposes, empty trees where it raises."""
         assert self.proposer is not None
         try:
@@ -94,7 +83,7 @@ class DraftHealth:
         except Exception as error:  # a failing draft must never end a request
             self._failed([request.sequence for request in requests], error)
             return [EMPTY] * len(requests)
-        broken = () if self._finite is None else self._finite.not_finite
+        broken = self.proposer.not_finite
         if any(tree and request.sequence.id not in broken for tree, request in zip(proposals, requests, strict=True)):
             self._nan = 0
         else:
@@ -115,23 +104,22 @@ class DraftHealth:
         if self.paused:
             sequence.failed_sources.update(self.sources)
             return NOTHING
-        if self._foresees is None:
-            return otherwise
         try:
-            return self._foresees.foreseen(sequence)
+            options = None if self.proposer is None else self.proposer.foreseen(sequence)
         except Exception as error:
             self._failed([sequence], error)
             return NOTHING
+        return otherwise if options is None else options
 
     def read_on(self, texts: Sequence[tuple[SequenceState, int]]) -> None:
-        """Let a proposer that can read on in texts."""
-        if (reads := self._reads) is not None and not self.paused:
-            self._tell([sequence for sequence, _ in texts], lambda: reads.read_on(texts))
+        """Let the proposer read on in texts."""
+        if (proposer := self.proposer) is not None and not self.paused:
+            self._tell([sequence for sequence, _ in texts], lambda: proposer.read_on(texts))
 
     def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
-        """Show a step's logits to a proposer that learns from them."""
-        if (sees := self._sees) is not None:
-            self._tell([window.sequence for window in windows], lambda: sees.see(windows, logits))
+        """Show the proposer a step's logits."""
+        if (proposer := self.proposer) is not None:
+            self._tell([window.sequence for window in windows], lambda: proposer.see(windows, logits))
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Tell the proposer which nodes of a row's tree were accepted."""
@@ -153,7 +141,7 @@ class DraftHealth:
             self._tell_once("collapse", f"{collapse.rate:.1%} of its tokens were accepted, {collapse.usual:.0%} before")
             collapse.begin_anew()
         elif self._collapsed and has_collapsed is not None:
-            self._collapsed, self._aside = False, Backoff(ASIDE, MOST_ASIDE)
+            self._collapsed, self._aside = False, Backoff(ASIDE_STEPS, MOST_ASIDE_STEPS)
 
     def leave_slot(self, sequence: SequenceState) -> None:
         """Tell the proposer that a sequence has left its slot."""

@@ -1,4 +1,4 @@
-"""Trial of a model over the slot cache: every layer's attention, on its input in the model's own pass.
+"""Check of a model over the slot cache: every layer's attention, on its input in the model's own pass.
 
 Whole passes cannot be compared, for rounding grows with every layer, in bfloat16 up to half of the hidden state. The
 attention of one layer differs by its own rounding only. How much that is, is measured by perturbing queries, keys and
@@ -22,7 +22,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import slot_attention
 from distillspec.models.slot_cache import SlotCache, SlotView
 
-SLOTS, OWN = "distillspec_trial_slots", "distillspec_trial_own_"  # attentions registered with transformers
+OVER_SLOTS, RECORDING = "distillspec_check_slots", "distillspec_check_own_"  # attentions registered with transformers
 LIMIT = 4.0  # times the rounding of one attention. Measured: correct ones reach .3, a scale off by a fifth 6
 COARSEST = 2.0**-10  # the smallest unit assumed: TF32 and sums in another order round like it
 ELSEWHERE = 0.25  # largest error of a hidden state when only the parts without attention are computed again
@@ -39,7 +39,7 @@ class _Call:
 
 
 @dataclass
-class Trial:
+class AttentionCheck:
     """Reads tokens with the model's own attention, then over slots in two pieces, and compares each attention.
 
     Each layer's attention over slots gets the recorded input, and the recorded output is passed on, so that errors do
@@ -78,7 +78,7 @@ class Trial:
     def _own_pass(self) -> Tensor:
         positions = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(self.tokens)
         with _attention_in(self.model.model, _own_implementation(self.model.model)):
-            return self.model.hidden(self.tokens, positions, slot_trial=self)
+            return self.model.hidden(self.tokens, positions, slot_check=self)
 
     def _slots_pass(self, hidden: Tensor, start: int, end: int) -> None:
         starts = torch.full_like(self.counts, start)
@@ -87,8 +87,8 @@ class Trial:
         )
         self._piece, self._next = slice(start, end), 0
         self._real = view.places < view.cache.max_len
-        with _attention_in(self.model.model, SLOTS):
-            got = self.model.hidden(self.tokens[:, start:end], view.positions, slot_view=view, slot_trial=self)
+        with _attention_in(self.model.model, OVER_SLOTS):
+            got = self.model.hidden(self.tokens[:, start:end], view.positions, slot_view=view, slot_check=self)
         if self._next != len(self.calls):
             self._note(f"{self._next} attentions run where {len(self.calls)} should")
         error, size = _norm(got - hidden[:, start:end]), _norm(hidden[:, start:end])
@@ -105,14 +105,14 @@ class Trial:
     def compare(self, attention: Any, query: Tensor, key: Tensor, view: SlotView) -> Tensor:
         """Compare the attention over slots with the recorded one, and return the recorded output of this piece."""
         call, piece = self.calls[self._next], self._piece
-        own = [tensor[:, :, piece] for tensor in (call.query, call.key, call.value)]
+        inputs = [tensor[:, :, piece] for tensor in (call.query, call.key, call.value)]
         unit = max(torch.finfo(query.dtype).eps, COARSEST)
         if self._next == 0:  # only the embedding came before, so any difference is one of positions
-            for given, wanted in ((query, own[0]), (key, own[1])):
+            for given, wanted in ((query, inputs[0]), (key, inputs[1])):
                 self._check(given.transpose(1, 2), wanted.transpose(1, 2), 0.0, unit)
         wanted = call.output[:, piece]
-        found = attention(*own, view)
-        perturbed = [_perturbed(tensor, unit, self._generator) for tensor in own]
+        found = attention(*inputs, view)
+        perturbed = [_perturbed(tensor, unit, self._generator) for tensor in inputs]
         noise = _norm(attention(*perturbed, replace(view, cache=self._caches[1], _kept={})) - found)
         self._check(found, wanted, noise, unit)
         self._next += 1
@@ -156,33 +156,33 @@ def _own_implementation(model: PreTrainedModel) -> str:
 
     Models with a kernel of their own are recorded with sdpa, or eager.
     """
-    own = model.config._attn_implementation
-    if own not in ("sdpa", "eager"):
-        own = "sdpa" if model._supports_sdpa else "eager"
-    AttentionInterface.register(OWN + own, partial(_recorded, own))
-    AttentionMaskInterface.register(OWN + own, AttentionMaskInterface()[own])
-    return OWN + own
+    name = model.config._attn_implementation
+    if name not in ("sdpa", "eager"):
+        name = "sdpa" if model._supports_sdpa else "eager"
+    AttentionInterface.register(RECORDING + name, partial(_recorded, name))
+    AttentionMaskInterface.register(RECORDING + name, AttentionMaskInterface()[name])
+    return RECORDING + name
 
 
 def _recorded(
-    own: str,
+    name: str,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    slot_trial: Trial,
+    slot_check: AttentionCheck,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     modeling = sys.modules[type(module).__module__]
     known = getattr(modeling, "ALL_ATTENTION_FUNCTIONS", AttentionInterface())
-    attention = known.get_interface(own, getattr(modeling, "eager_attention_forward", None))
+    attention = known.get_interface(name, getattr(modeling, "eager_attention_forward", None))
 
     def output(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return attention(module, query, key, value, attention_mask, **kwargs)[0]
 
-    return slot_trial.record(output, query, key, value), None
+    return slot_check.record(output, query, key, value), None
 
 
 def _compared(
@@ -193,13 +193,13 @@ def _compared(
     attention_mask: Tensor | None,
     *,
     slot_view: SlotView,
-    slot_trial: Trial,
+    slot_check: AttentionCheck,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     def output(query: Tensor, key: Tensor, value: Tensor, view: SlotView) -> Tensor:
         return slot_attention(module, query, key, value, None, slot_view=view, **kwargs)[0]
 
-    return slot_trial.compare(output, query, key, slot_view), None
+    return slot_check.compare(output, query, key, slot_view), None
 
 
-AttentionInterface.register(SLOTS, _compared)
+AttentionInterface.register(OVER_SLOTS, _compared)

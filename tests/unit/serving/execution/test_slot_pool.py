@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distillspec.models.pages import Pages
-from distillspec.serving.execution.kv_cache import Drop, Move, Prefix, SlotPool
+from distillspec.serving.execution.slot_pool import Drop, Move, Prefix, SlotPool
 
 
 def fill(pool: SlotPool, owner: str, text: list[int], salt: str | None = None) -> int:

@@ -15,7 +15,7 @@ from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.fixed import FixedLength, FixedTree
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.baselines.tree_names import TREE_NAMES, tree_settings
-from distillspec.serving.control.named import ControllerParts, make_controller
+from distillspec.serving.control.by_name import ControllerParts, make_controller
 from distillspec.serving.costs.latency import LatencyModel
 
 # Variant → the controller and its options, and a line about it.

@@ -16,8 +16,8 @@ from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import DRAFT, NGRAM, TokenTree
 from distillspec.serving.engine import Engine
 from distillspec.serving.proposers.base import Proposer
+from distillspec.serving.proposers.by_name import draft_models, use_trees
 from distillspec.serving.proposers.draft_model import DraftModel
-from distillspec.serving.proposers.named import draft_models, grow_as
 from distillspec.serving.proposers.side_by_side import SideBySide
 
 from ..conftest import MakeEngine, prompts
@@ -70,7 +70,7 @@ def test_an_engines_draft_grows_other_trees_from_the_next_step_on(
 
     def grown(**settings: Any) -> tuple[set[str], int]:
         trees.clear()
-        grow_as(engine.proposer, EngineConfig(**settings))
+        use_trees(engine.proposer, EngineConfig(**settings))
         engine.generate(prompts(3), SamplingParams(temperature=1.0, max_tokens=10, ignore_eos=True))
         whole = max(len(tree.groups[0].nodes) for tree in trees)
         return {group.kind for tree in trees for group in tree.groups}, whole
@@ -87,8 +87,8 @@ def test_an_engines_draft_grows_other_trees_from_the_next_step_on(
 def test_combinations_of_heads_need_heads(draft: LanguageModel, make_engine: MakeEngine) -> None:
     engine = make_engine(draft)
     with pytest.raises(ConfigError, match="tree=medusa needs a draft of kind medusa, not pruned"):
-        grow_as(engine.proposer, EngineConfig(tree="medusa"))
+        use_trees(engine.proposer, EngineConfig(tree="medusa"))
     (model,) = draft_models(engine.proposer)
-    assert not model.topk
-    grow_as(None, EngineConfig(tree="medusa"))
+    assert not model.trees.most_probable
+    use_trees(None, EngineConfig(tree="medusa"))
     assert draft_models(None) == []

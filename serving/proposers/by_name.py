@@ -19,6 +19,7 @@ from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.continue_rule import ConfidenceThreshold, ContinueRule, PredictedAcceptance
 from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.growth import TreePolicy
 from distillspec.serving.proposers.ngram import Ngram
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
 from distillspec.serving.proposers.recycling import TokenRecycling
@@ -53,8 +54,8 @@ def make_proposer(parts: ProposerParts) -> Proposer | None:
     chosen = _with_options(names, parts.settings)
     if len(chosen) == 1:
         return _make(chosen[0][0], parts, chosen[0][1])
-    found = {PROPOSERS[name].source or name: _make(name, parts, options) for name, options in chosen}
-    return SideBySide({source: proposer for source, proposer in found.items() if proposer is not None})
+    by_source = {PROPOSERS[name].source or name: _make(name, parts, options) for name, options in chosen}
+    return SideBySide({source: proposer for source, proposer in by_source.items() if proposer is not None})
 
 
 def make_pool(members: Sequence[ProposerParts]) -> SideBySide:
@@ -64,18 +65,22 @@ def make_pool(members: Sequence[ProposerParts]) -> SideBySide:
         members: the same parts, but for each draft its own `draft`, `version`, `prepared` and `source`.
     """
     first, drafts = members[0], {parts.source: parts for parts in members}
-    settings, found = first.settings, dict[str, Proposer | None]()
+    settings, named = first.settings, dict[str, Proposer | None]()
     for name, options in _with_options(settings.proposers or (DRAFT_ALONE,), settings):
         if name in drafts:
-            found[name] = make_draft_model(drafts.pop(name))
+            named[name] = make_draft_model(drafts.pop(name))
             continue
         if (free := _without_model(name)) is not None:
-            found[PROPOSERS[free].source or free] = _make(free, first, options)
-    known = {own.source: own.draft.evaluated for own in members if own.draft and own.draft.evaluated is not None}
+            named[PROPOSERS[free].source or free] = _make(free, first, options)
+    evaluated = {
+        parts.source: parts.draft.evaluated
+        for parts in members
+        if parts.draft is not None and parts.draft.evaluated is not None
+    }
     return SideBySide(
-        {source: proposer for source, proposer in found.items() if proposer is not None}
+        {source: proposer for source, proposer in named.items() if proposer is not None}
         | {source: make_draft_model(parts) for source, parts in drafts.items()},
-        known,
+        evaluated,
         rest_collapsed=settings.selection not in LEARNS_COLLAPSES,
     )
 
@@ -100,8 +105,13 @@ def _with_options(names: Sequence[str], settings: EngineConfig) -> list[tuple[st
 
 
 def _make(name: str, parts: ProposerParts, options: Mapping[str, Any]) -> Proposer | None:
-    proposer: Proposer | None = PROPOSERS[name].load()(parts, **options)
-    return proposer
+    proposer: object = PROPOSERS[name].load()(parts, **options)
+    if proposer is None or isinstance(proposer, Proposer):
+        return proposer
+    raise ConfigError(
+        f"proposer={name} is of the class {type(proposer).__name__}, which is no Proposer; derive it from "
+        "distillspec.serving.proposers.base.Proposer"
+    )
 
 
 def proposer_names(settings: EngineConfig, *, with_draft: bool) -> tuple[str, ...]:
@@ -136,31 +146,29 @@ def make_prompt_lookup(parts: ProposerParts, longest: int = 4, shortest: int = 2
 
 
 def make_draft_model(parts: ProposerParts) -> DraftModel:
-    """Run the draft, gated by `draft_confidence` where that is above 0: by what it predicts, if it predicts it."""
+    """Run the draft, gated by `draft_confidence` where that is above 0: by its confidence head, or by a rule."""
     assert parts.draft is not None, "the engine checks that there is a draft"
-    threshold, predicts = parts.settings.draft_confidence, parts.draft.predicts_acceptance
-    topk, dynamic = _growth(parts.settings, parts.draft)
+    threshold, has_head = parts.settings.draft_confidence, parts.draft.has_confidence_head
     return DraftModel(
         parts.draft,
         parts.sampler,
         parts.target_cache,
         version=parts.version,
         source=parts.source,
-        rule=_rule(parts.draft, threshold) if threshold > 0 and not predicts else None,
-        surer_than=threshold if predicts else 0.0,
-        topk=topk,
-        dynamic=dynamic,
+        rule=_rule(parts.draft, threshold) if threshold > 0 and not has_head else None,
+        least_acceptance=threshold if has_head else 0.0,
+        trees=_tree_policy(parts.settings, parts.draft),
         prepared=parts.prepared,
         recorder=parts.recorder,
-        beside=parts.settings.micro_batches != 1,
+        on_own_stream=parts.settings.micro_batches != 1,
     )
 
 
-def _growth(settings: EngineConfig, draft: LanguageModel) -> tuple[bool, int | None]:
-    """Return `topk` and `dynamic` of a `DraftModel`."""
+def _tree_policy(settings: EngineConfig, draft: LanguageModel) -> TreePolicy:
+    """Return what the trees that settings name are made of."""
     if settings.tree == "medusa" and not draft.kind.startswith("medusa"):
         raise ConfigError(f"tree=medusa needs a draft of kind medusa, not {draft.kind}; use tree=topk or dynamic")
-    return settings.chosen_tree in ONE_HOT, settings.widest if settings.tree == "dynamic" else None
+    return TreePolicy(settings.chosen_tree in ONE_HOT, settings.widest if settings.tree == "dynamic" else None)
 
 
 def draft_models(proposer: Proposer | None) -> list[DraftModel]:
@@ -169,20 +177,22 @@ def draft_models(proposer: Proposer | None) -> list[DraftModel]:
     return [member for member in members if isinstance(member, DraftModel)]
 
 
-def grow_as(proposer: Proposer | None, settings: EngineConfig) -> None:
-    """Let all draft models grow the trees that settings name, from the next proposal on.
+def use_trees(proposer: Proposer | None, settings: EngineConfig) -> None:
+    """Let all draft models draft the trees that settings name, from the next proposal on.
 
     Raises:
         ConfigError: tree=medusa, and a draft without heads. Nothing is changed.
     """
     models = draft_models(proposer)
-    growths = [_growth(settings, model.runner.model) for model in models]
-    for model, growth in zip(models, growths, strict=True):
-        model.grow(*growth)
+    policies = [_tree_policy(settings, model.runner.model) for model in models]
+    for model, policy in zip(models, policies, strict=True):
+        model.trees = policy
 
 
 def _rule(draft: LanguageModel, threshold: float) -> ContinueRule:
-    return ConfidenceThreshold(threshold) if draft.stop is None else PredictedAcceptance(draft, draft.stop, threshold)
+    if draft.stop_head is None:
+        return ConfidenceThreshold(threshold)
+    return PredictedAcceptance(draft, draft.stop_head, threshold)
 
 
 def make_lookup_else_model(parts: ProposerParts, longest: int = 4, shortest: int = 2) -> SideBySide:
