@@ -33,7 +33,7 @@ def prepare_folder(
         return find_data_folder(config.cache)
     folder = DataFolder(own)
     if not folder.has_prompts:
-        folder.write_prompts(_make_prompts(config, target, seed, trained))
+        folder.write_prompts(_make_prompts(config, target, folder, seed, trained))
     return folder
 
 
@@ -49,29 +49,29 @@ def check_sources(config: DataConfig) -> None:
         check_prompts(config)
 
 
-def _make_prompts(config: DataConfig, target: LanguageModel, seed: int, trained: frozenset[str]) -> PromptSet:
+def _make_prompts(
+    config: DataConfig, target: LanguageModel, folder: DataFolder, seed: int, trained: frozenset[str]
+) -> PromptSet:
     if config.prompts == "selfprompt":
-        return _write_prompts(config, target, seed, trained)
+        return _write_prompts(config, target, folder, seed, trained)
     prompts = load_prompts(config, target.text_tokenizer, trained)
     if prompts.dropped_long:
         print(f"left out {prompts.dropped_long} prompts above data.max_prompt_tokens={config.max_prompt_tokens}")
     return prompts
 
 
-def _write_prompts(config: DataConfig, target: LanguageModel, seed: int, trained: frozenset[str]) -> PromptSet:
+def _write_prompts(
+    config: DataConfig, target: LanguageModel, folder: DataFolder, seed: int, trained: frozenset[str]
+) -> PromptSet:
     """Have the target write prompts. A draft that knows some gets others, so none need to be reserved."""
     count = (config.num_prompts or DEFAULT_PROMPTS) + config.eval_prompts
     seed = stable_seed(seed, "unseen", *sorted(trained)) if trained else seed
     generator = make_generator(config.generator, target, slots=config.batch_slots)
     with progress(f"{target.name} writes {count} prompts") as line:
-        found = 0
-
-        def show(new: int) -> None:
-            nonlocal found
-            found += new
-            line.update(found / count, f"{found} of {count}")
-
-        return split_prompts(write_prompts(target, generator, config, seed, show), config, trained, reserved=0)
+        written = write_prompts(
+            target, generator, config, seed, folder, lambda usable: line.update(usable / count, f"{usable} of {count}")
+        )
+    return split_prompts(written, config, trained, reserved=0)
 
 
 def _check_room(config: DataConfig, target: LanguageModel) -> None:

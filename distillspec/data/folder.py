@@ -1,6 +1,7 @@
 """Data folder: the prompts and their split, the training samples, and held-out answers.
 
 prompts.jsonl      one prompt a line: id, split (train | held_out), domain, token_ids, response
+turns.jsonl        prompts that the target is writing for itself, until all are in prompts.jsonl
 samples/           shards of training samples (absent for purely on-policy runs)
 held_out/<key>/    the target's answers to held-out prompts under one deployed policy
 states/            the target's final hidden states on held-out answers, so that evaluations need not run it again
@@ -19,6 +20,7 @@ from distillspec.files import write_text
 from distillspec.types import ModelIdentity, Prompt, SamplingPolicy
 
 PROMPTS = "prompts.jsonl"
+TURNS = "turns.jsonl"
 
 
 class DataFolder:
@@ -35,6 +37,11 @@ class DataFolder:
     def states(self) -> Path:
         return self.root / "states"
 
+    @property
+    def turns(self) -> Path:
+        """Journal of an interrupted run that wrote its own prompts."""
+        return self.root / TURNS
+
     def held_out(self, policy: SamplingPolicy, max_new_tokens: int, target: ModelIdentity | None = None) -> Path:
         """Return the folder of the answers under this policy and length. Each combination has its own.
 
@@ -49,9 +56,11 @@ class DataFolder:
         return (self.root / PROMPTS).is_file()
 
     def write_prompts(self, prompts: PromptSet) -> None:
+        """Write the prompts. The journal of those that the target wrote is not needed any more."""
         rows = [{"split": "train", **asdict(p)} for p in prompts.train]
         rows += [{"split": "held_out", **asdict(p)} for p in prompts.held_out]
         write_text(self.root / PROMPTS, "".join(json.dumps(row) + "\n" for row in rows))
+        self.turns.unlink(missing_ok=True)
 
     def read_prompts(self) -> PromptSet:
         """Return the prompts as they were split when the folder was made.

@@ -220,7 +220,7 @@ class ModelExecutor:
         unfinished = self.sequences.unfinished
         readings = [(read.source, unfinished[read.sequence_id], read.tokens) for read in work.plan.readings]
         with work.timer.timing("readings"):
-            self._ahead.read_ahead(readings)
+            self._several.read_ahead(readings)
 
     def _propose(self, work: StepWork) -> list[TokenTree]:
         for reader in self._readers:

@@ -23,9 +23,8 @@ from distillspec.data.collect import (
     with_writer_logprobs,
 )
 from distillspec.data.packing import collate
-from distillspec.data.selfprompt import usable, write_prompts
 from distillspec.data.shards import ShardWriter, read_samples
-from distillspec.errors import ConfigError, RunError
+from distillspec.errors import ConfigError
 from distillspec.generation import SlotGenerator
 from distillspec.losses import HiddenTeacher
 from distillspec.models import LanguageModel
@@ -247,40 +246,3 @@ def test_held_out_answers_are_made_once_and_come_in_order(target: LanguageModel,
     assert len(more) == len(PROMPTS)
     assert answers(PROMPTS[:3]) == first[:3]
     assert answers(PROMPTS, seed=1) == more  # another run on the same data is judged by the same answers
-
-
-def test_self_written_prompts_are_distinct_and_templated(target: LanguageModel) -> None:
-    config = DataConfig(num_prompts=10, eval_prompts=2, max_prompt_tokens=64)
-    counted: list[int] = []
-    prompts = write_prompts(target, SlotGenerator(target, slots=16), config, 0, counted.append)
-    assert len(prompts) == len({p.token_ids for p in prompts}) == len({p.id for p in prompts}) == 12
-    assert sum(counted) == 12
-    for prompt in prompts:
-        text = target.tokenizer.decode(prompt.token_ids)
-        assert text.startswith("<|im_start|>user\n")
-        assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
-    again = write_prompts(target, SlotGenerator(target, slots=5), config, 0)
-    assert again == prompts
-
-
-def test_a_target_that_writes_nothing_usable_is_reported(target: LanguageModel) -> None:
-    class Mute:
-        def generate(self, requests: Any, policy: Any, **kwargs: Any) -> Iterator[tuple[int, Sample]]:
-            for i, request in enumerate(requests):
-                yield i, Sample("x", "d", request.prompt.token_ids, (2,))
-
-    with pytest.raises(RunError, match="wrote only 0 usable prompts of 3; give a prompt file"):
-        write_prompts(target, Mute(), DataConfig(num_prompts=2, eval_prompts=1), 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "finished", "kept"),
-    [
-        ("What is it?", True, True),
-        ("What is it?", False, False),
-        ("Hi there", True, False),
-        ("東京の天気はどうですか教えてくださいお願いします", True, True),
-    ],
-)
-def test_usable_turns(text: str, finished: bool, kept: bool) -> None:
-    assert usable(text, finished) is kept
