@@ -118,10 +118,9 @@ class EngineDrafts:
             self._drop_states()
             if member is not None:
                 self._pool.put(source, member, draft.evaluated)
-                self._changed(self._change(source, acceptance, draft, old))
             else:
                 self.executor.use_proposer(proposer)
-                self.core.draft_changed(DraftChange(acceptance=acceptance))
+            self._changed(self._change(source, acceptance, draft, old))
             self._free(old)
 
         self.core.at_next_step(switch)

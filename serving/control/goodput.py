@@ -282,12 +282,13 @@ class GoodputController:
     def draft_changed(self, change: DraftChange) -> None:
         """Forget the old draft's measured gain, and its acceptance and costs as far as the new one's are not known.
 
-        The costs of an only draft stay.
+        The costs of an only draft stay where nothing is known of the new one's.
         """
         if change.source == DRAFT:
             self.acceptance.change_draft(change.acceptance)
         else:
             self.acceptance.change(change.source, change.acceptance)
+        if change.source != DRAFT or change.like is not None:
             self._costs.draft_changed(change)
         self._speculation = SpeculationPolicy()
         self._forget_plans()

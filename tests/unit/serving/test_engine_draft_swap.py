@@ -20,6 +20,9 @@ from distillspec.models.memory import kv_bytes_per_token
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model
 from distillspec.serving import Engine, Request, SamplingParams
+from distillspec.serving.base.draft_change import DraftChange
+from distillspec.serving.base.fixed import FixedLength
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.engine_builder import ProposerBuilder
 from distillspec.serving.held_models import HeldModels
 
@@ -70,6 +73,31 @@ def test_a_swap_before_the_first_step_and_while_idle(
     version = engine.load_draft(folders[1])
     (output,) = engine.generate([PROMPT], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
     assert output.stats.draft_versions == [version]
+
+
+class Told(FixedLength):
+    """A controller that keeps what it is told of drafts."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.changes: list[DraftChange] = []
+
+    def draft_changed(self, change: DraftChange) -> None:
+        self.changes.append(change)
+
+
+def test_the_controller_is_told_how_much_larger_the_new_draft_is(
+    target: LanguageModel, draft: LanguageModel, truncated_draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    told = Told()
+    engine = make_engine(draft, controller_object=told)
+    for new in (truncated_draft, draft):
+        engine.use_draft(new)
+        engine.generate([PROMPT], SamplingParams(temperature=0.0, max_tokens=2))
+    smaller, larger = told.changes
+    assert (smaller.source, smaller.like) == (larger.source, larger.like) == (DRAFT, DRAFT)
+    assert smaller.times == pytest.approx(1 / larger.times)
+    assert smaller.times < 1
 
 
 def _nan_weights(folder: Path) -> None:

@@ -13,6 +13,7 @@ from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.fixed import FixedLength
 from distillspec.serving.base.plans import StepResult
 from distillspec.serving.base.rows import BatchView, RowView
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control import speculation_policy
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
@@ -98,6 +99,17 @@ def test_speculation_comes_back_with_a_better_draft() -> None:
     assert controller.decide(view).mode == "speculating"
     rate = machine.run(controller, 1000)
     assert rate > 1.3 * machine.run(FixedLength(0), 500)
+
+
+def test_a_draft_of_another_size_is_priced_by_its_size_until_it_was_measured() -> None:
+    controller = GoodputController(8, CPU)
+    assert CPU.draft is not None
+    controller.draft_changed(DraftChange(like=DRAFT, times=0.5))
+    halved = controller.latency.draft
+    assert halved is not None
+    assert halved.seconds(100, 4) == pytest.approx(0.5 * CPU.draft.seconds(100, 4))
+    controller.draft_changed(DraftChange())  # nothing is known of this one
+    assert controller.latency.draft == halved
 
 
 def test_costs_nobody_told_it_of_switch_speculation_off() -> None:
