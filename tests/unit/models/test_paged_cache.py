@@ -20,7 +20,7 @@ from .slot_cases import DEVICE, tree_view
 
 SLOTS, MAX_LEN = 4, 150
 ATTENTIONS: list[object] = [
-    pytest.param(masked_attention, id="masked"),
+    pytest.param(masked_attention, id="masked", marks=pytest.mark.numerics),
     pytest.param(
         ragged_attention,
         id="triton",
@@ -73,7 +73,6 @@ def filled(cache: SlotCache, lengths: list[int], seed: int = 0) -> tuple[Tensor,
     return layer
 
 
-@pytest.mark.numerics
 @pytest.mark.parametrize("attend", ATTENTIONS)
 @pytest.mark.parametrize("size", [1, 16, 64])
 @pytest.mark.parametrize("kind", ["chains", "trees", "window", "prompts", "trees in a window"])

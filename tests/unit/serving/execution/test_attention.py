@@ -26,12 +26,12 @@ from distillspec.serving.execution.attention import MASKED, NATIVE, choose_atten
 from ...models.slot_cases import varlen_described
 from ..conftest import INTERPRETED, MakeEngine, hf_greedy, prompts
 
-pytestmark = pytest.mark.numerics
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 no_gpu = pytest.mark.skipif(bool(shutil.which("nvidia-smi")), reason="kernels are compiled here, not interpreted")
 
 
 @no_gpu
+@pytest.mark.numerics
 @pytest.mark.parametrize("setting", ["auto", "native"])
 def test_a_cpu_takes_the_kernel_that_it_builds(target: LanguageModel, setting: str) -> None:
     assert choose_attention(setting, [target]) == (few_queries_attention, NATIVE)
@@ -153,6 +153,7 @@ def test_an_engine_writes_the_same_text(make_engine: MakeEngine, target: Languag
 
 
 @no_gpu
+@pytest.mark.numerics
 def test_an_engine_writes_the_same_text_with_varlen(
     make_engine: MakeEngine, target: LanguageModel, draft: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
