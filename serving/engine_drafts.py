@@ -80,7 +80,7 @@ class EngineDrafts:
             check_finite(draft)
         check_servable(draft, longest_read(draft, self.cache.max_len))
         check_feature_ids(self.target, draft.state_ids)
-        others = [model for own, model in self.loaded.items() if own != source]
+        others = [model for other, model in self.loaded.items() if other != source]
         states, held = kept_states(self.settings, [*others, draft]), self.executor.runner.cache.state_ids
         states = held if states and set(draft.state_ids) <= set(held) else states  # see `_keep_states`
         check_draft_fits(self.settings, self.target, self.loaded.get(source), draft, self.cache, states, others=others)
@@ -88,7 +88,7 @@ class EngineDrafts:
 
     def room_for(self, like: LanguageModel, name: str) -> DraftRoom:
         """Return the room for one more draft of this name, as large as `like`."""
-        others = [model for own, model in dict(self.loaded).items() if own != name]
+        others = [model for other, model in dict(self.loaded).items() if other != name]
         states = kept_states(self.settings, [*others, like])
         return room_for(self.settings, self.target, others, replace(like, name=name), self.cache, states)
 
@@ -186,9 +186,9 @@ class EngineDrafts:
         self, source: str, acceptance: float | None, draft: LanguageModel, old: LanguageModel | None
     ) -> DraftChange:
         """Return the news of a new draft. By its size it costs what that before it did, or the one most alike."""
-        others = {own: model for own, model in self.loaded.items() if own != source} if old is None else {source: old}
-        times = {own: count_weights(draft) / count_weights(model) for own, model in others.items()}
-        like = min(times, key=lambda own: abs(math.log(times[own])), default=None)
+        known = {name: model for name, model in self.loaded.items() if name != source} if old is None else {source: old}
+        times = {name: count_weights(draft) / count_weights(model) for name, model in known.items()}
+        like = min(times, key=lambda name: abs(math.log(times[name])), default=None)
         return DraftChange(source, acceptance) if like is None else DraftChange(source, acceptance, like, times[like])
 
     def _keep_states(self, draft: LanguageModel) -> None:

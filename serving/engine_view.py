@@ -149,7 +149,8 @@ class EngineView:
     @property
     def draft_version(self) -> str:
         """The version of the draft in use, of several the first's. "" without one."""
-        return "" if self.proposer is None else self.proposer.version
+        proposer = self.proposer  # read once: the engine's thread may replace it
+        return "" if proposer is None else proposer.version
 
     @property
     def draft_versions(self) -> Mapping[str, str]:
@@ -159,12 +160,14 @@ class EngineView:
     @property
     def draft_health(self) -> Mapping[str, bool]:
         """Drafts of a pool by source: False for those that raised, gave NaN or collapsed lately. Any thread may ask."""
-        return {} if self.proposer is None else self.proposer.healthy
+        proposer = self.proposer  # read once: the engine's thread may replace it
+        return {} if proposer is None else proposer.healthy
 
     @property
     def keeps_answers(self) -> bool:
         """True if the proposer looks up earlier answers."""
-        return self.proposer is not None and self.proposer.keeps_answers
+        proposer = self.proposer  # read once: the engine's thread may replace it
+        return proposer is not None and proposer.keeps_answers
 
     def forget_prompts(self) -> None:
         """Drop the prefixes that idle slots remember, between steps: the next prompts are read whole."""

@@ -86,7 +86,7 @@ class TimedPasses:
         """Return what each draft may propose for a row with some text."""
         (sequence,) = _sequences(1, 1)
         foreseen = None if self.proposer is None else self.proposer.foreseen(sequence)
-        return [own for own in (ANYTHING if foreseen is None else foreseen) if own.drafted_by_model]
+        return [option for option in (ANYTHING if foreseen is None else foreseen) if option.drafted_by_model]
 
     def drafting(self, rows: int, length: int, context: int, source: str = DRAFT) -> Work:
         """Return a whole draft loop for greedy requests: one pass a depth, or a single one for a block.
@@ -107,7 +107,7 @@ class TimedPasses:
                 proposer.leave_slot(request.sequence)
             return trees
 
-        passes = 1 if any(own.drafts_block for own in self.drafts() if own.source == source) else length
+        passes = 1 if any(option.drafts_block for option in self.drafts() if option.source == source) else length
         tokens = passes * self.recorded.drafts.up(rows * length // passes)
         point = Timed(rows * context * passes, tokens, passes, 0.0, rows * passes)
         return Work("drafting", point, run, (rows, context), source=source)

@@ -104,10 +104,10 @@ def without_likely(row: RowView) -> RowView:
     """Return the row without the sources with likely nodes."""
     if not has_likely_nodes(row):
         return row
-    others = [option for option in row.options if option.likely is None]
-    if not others:
+    remaining = [option for option in row.options if option.likely is None]
+    if not remaining:
         return row._replace(limit=0, match=0, likely=None)
-    return row.with_option(others[0])._replace(others=tuple(others[1:]))
+    return row.with_option(remaining[0])._replace(others=tuple(remaining[1:]))
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,8 @@ class ReusedPlan:
         self.plan: Plan | None = None
         self._last_best: Decision | None = None  # that took the best plan, and speculated
         self._replaced: Decision | None = None  # by that of `plan`
-        self._kept: tuple[StepPlanner, list[str], int] | None = (
-            None  # a planner, with the rows and step it was made for
-        )
+        # A planner, with the rows and the step it was made for.
+        self._kept: tuple[StepPlanner, list[str], int] | None = None
         self._last_plain: Decision | None = None  # the last one, if it drafted nothing
         self._hold_steps = self._plain_hold_steps = HOLD_STEPS
         self._unexplored = 0  # speculating steps since the last one that explored

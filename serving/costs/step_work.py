@@ -36,7 +36,7 @@ def catch_up_s(latency: LatencyModel, rows: Sequence[RowView], lengths: Sequence
     unread: dict[str, list[int]] = {}
     for row in [row for row, k in zip(rows, lengths, strict=True) if k and row.drafted_by_model]:
         unread.setdefault(row.source, []).append(row.unread_tokens)
-    return sum([latency.of_draft(source).catch_up_s(own) for source, own in unread.items()])
+    return sum([latency.of_draft(source).catch_up_s(tokens) for source, tokens in unread.items()])
 
 
 def drafting_s(view: BatchView, result: StepResult) -> dict[str, float]:

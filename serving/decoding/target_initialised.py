@@ -32,14 +32,13 @@ class CandidatesRule(RejectionRule):
 
 def verify_from_roots(batch: TreeBatch, members: Sequence[int], rule: Rule, verify: Verify) -> PendingVerdicts:
     """Verify the trees `members` behind each of their roots, and take the longest path of each tree."""
-    starts = [(member, root) for member in members for root in batch.trees[member].roots]
-    firsts = [batch.firsts[member] for member, _ in starts]
-    rows = [Start(first + 1 + root, first) for first, (_, root) in zip(firsts, starts, strict=True)]
-    pending = verify(batch, rows, rule)
+    roots = [(member, root) for member in members for root in batch.trees[member].roots]
+    starts = [Start(batch.firsts[member] + 1 + root, batch.firsts[member]) for member, root in roots]
+    pending = verify(batch, starts, rule)
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:
         longest: dict[int, TreeVerdict] = {}
-        for (member, root), verdict in zip(starts, pending.verdicts(read), strict=True):
+        for (member, root), verdict in zip(roots, pending.verdicts(read), strict=True):
             if member not in longest or len(verdict.path) + 1 > len(longest[member].path):
                 longest[member] = verdict._replace(path=(root, *verdict.path))
         return [longest[member] for member in members]

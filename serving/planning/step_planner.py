@@ -96,8 +96,14 @@ class StepPlanner:
 
     def with_optimism(self, rows: Sequence[RowView], se: float) -> StepPlanner:
         """Return a planner of chains for these rows, whose acceptance is so many standard errors higher."""
-        own = (rows, self.most, self.acceptance, self.latency)
-        optimistic = StepPlanner(*own, optimism_se=se, prefill_tokens=self.costs.prefill_tokens)
+        optimistic = StepPlanner(
+            rows,
+            self.most,
+            self.acceptance,
+            self.latency,
+            optimism_se=se,
+            prefill_tokens=self.costs.prefill_tokens,
+        )
         return optimistic.at_best_price(self.price)
 
     def plain(self, rows: Sequence[RowView]) -> StepPlan:

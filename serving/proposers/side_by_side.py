@@ -78,7 +78,7 @@ class SideBySide(Proposer):
         return {source: member.version for source, member in self.proposers.items() if member.version}
 
     def most_nodes(self, depth: int) -> int:
-        return sum(proposer.most_nodes(depth) for proposer in self.proposers.values())
+        return sum(max(depth, proposer.most_nodes(depth)) for proposer in self.proposers.values())
 
     @property
     def healthy(self) -> Mapping[str, bool]:

@@ -151,7 +151,7 @@ class _Planning:
         self.sharing: set[str] = set()
         prefilling = [s for s in self.kept if s.status is Status.PREFILL]
         self.unread = {s.id: len(s.tokens) - s.computed for s in prefilling}
-        self.urgency = {s.id: urgency(s) for s in prefilling}
+        self.urgencies = {s.id: urgency(s) for s in prefilling}
         self.requests_read = {s.request.id for s in prefilling}
         self._cached: dict[tuple[str, int], int] = {}
 
@@ -184,10 +184,13 @@ class _Planning:
 
     def _unread_before(self, sequence: SequenceState) -> int:
         """Return the prompt tokens that are read before those of a waiting sequence."""
-        return sum([unread for name, unread in self.unread.items() if self.urgency[name] <= urgency(sequence)])
+        return sum([unread for name, unread in self.unread.items() if self.urgencies[name] <= urgency(sequence)])
 
     def _find_victims(self, sequence: SequenceState) -> list[SequenceState] | None:
-        """Return the sequences to preempt so that a waiting one fits, None if it does not fit."""
+        """Return the sequences to preempt so that a waiting one fits, None if it does not fit.
+
+        Where memory is short, it needs less by what it shares, and that it shares is noted.
+        """
         others = self.admitted + self.held_back
         victims = _make_room(sequence, self.kept, others, self.needs, self.limits)
         if victims == [] or len(self.kept) + len(others) >= self.limits.slots:
@@ -214,7 +217,7 @@ class _Planning:
         self.kept = [s for s in self.kept if s.id not in gone]
         self.admitted.append(sequence)
         self.unread[sequence.id] = len(sequence.tokens) - cached
-        self.urgency[sequence.id] = urgency(sequence)
+        self.urgencies[sequence.id] = urgency(sequence)
         self.requests_read.add(sequence.request.id)
 
 

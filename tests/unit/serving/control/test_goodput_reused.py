@@ -122,24 +122,24 @@ def test_plans_end_where_steps_are_planned_for_before_the_one_before_has_ended()
 
 
 def test_a_plan_for_other_trees_holds_as_short_as_the_first() -> None:
-    held, controller = ReusedPlan(), settled()
+    reused, controller = ReusedPlan(), settled()
     long, short = controller.decide(view_of()), replace(controller.decide(view_of()), shapes=(chain_shape(1),) * 2)
     ends = []
     for place, decision in enumerate((long, long, long, short, short)):
         plan = Plan((), why=replace(decision))
-        held.observe(StepResult((), view_of(), plan, 0, 0.0, 0.0, 0.0), 100 * place)
-        ends.append(next(step for step in range(1000) if held.decision(100 * place + step) is None))
+        reused.observe(StepResult((), view_of(), plan, 0, 0.0, 0.0, 0.0), 100 * place)
+        ends.append(next(step for step in range(1000) if reused.decision(100 * place + step) is None))
     assert ends == [HOLD_STEPS, 2 * HOLD_STEPS, MOST_HOLD_STEPS, HOLD_STEPS, 2 * HOLD_STEPS]
 
 
 def test_plans_that_draft_nothing_hold_ever_longer_beside_the_same_rows() -> None:
-    held, plain = ReusedPlan(), plain_for_eight().decide(view_of(8))
+    reused, plain = ReusedPlan(), plain_for_eight().decide(view_of(8))
     assert plain.mode == "not worth it"
     other = replace(plain, rows=view_of(8, sequence_id="other").rows)
     ends = []
     for place, decision in enumerate((plain, plain, plain, plain, other, other)):
-        held.observe(StepResult((), view_of(8), Plan((), why=replace(decision)), 0, 0.0, 0.0, 0.0), 100 * place)
-        ends.append(next(step for step in range(1000) if held.decision(100 * place + step) is None))
+        reused.observe(StepResult((), view_of(8), Plan((), why=replace(decision)), 0, 0.0, 0.0, 0.0), 100 * place)
+        ends.append(next(step for step in range(1000) if reused.decision(100 * place + step) is None))
     assert ends == [HOLD_STEPS, 2 * HOLD_STEPS, MOST_HOLD_STEPS, MOST_HOLD_STEPS, HOLD_STEPS, 2 * HOLD_STEPS]
 
 
@@ -173,12 +173,12 @@ def test_a_plan_holds_while_a_row_is_believed_to_be_another() -> None:
 
 
 def test_nodes_of_drafts_are_known_of_the_last_plan_for_the_same_rows_and_drafts() -> None:
-    held, decision = ReusedPlan(), settled().decide(view_of())
-    assert held.drafted(decision.rows) is None
-    held.observe(StepResult((), view_of(), Plan((), why=decision), 0, 0.0, 0.0, 0.0), 0)
-    assert held.drafted(view_of(step=1).rows) == {DRAFT: sum(shape.nodes for shape in decision.shapes)}
-    assert held.drafted(view_of(sequence_id="new").rows) is None
-    assert held.drafted(view_of(source="other").rows) is None
+    reused, decision = ReusedPlan(), settled().decide(view_of())
+    assert reused.drafted(decision.rows) is None
+    reused.observe(StepResult((), view_of(), Plan((), why=decision), 0, 0.0, 0.0, 0.0), 0)
+    assert reused.drafted(view_of(step=1).rows) == {DRAFT: sum(shape.nodes for shape in decision.shapes)}
+    assert reused.drafted(view_of(sequence_id="new").rows) is None
+    assert reused.drafted(view_of(source="other").rows) is None
 
 
 def test_planning_changes_nothing() -> None:

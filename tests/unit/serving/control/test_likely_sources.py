@@ -197,17 +197,17 @@ def test_a_decision_is_learnt_from_once_and_by_its_steps_alone() -> None:
 
 
 def test_a_list_holds_for_the_same_rows_and_for_so_many_steps() -> None:
-    held, rows = ReusedPlan(), view(0.9).rows
+    reused, rows = ReusedPlan(), view(0.9).rows
     planner, reading = (
         StepPlanner(rows, 4, AcceptanceEstimate(4), COSTS, prefill_tokens=count).at_best_price() for count in (0, 5)
     )
-    held.keep(planner, rows, 10)
-    steps = [step for step in range(30) if held.planner(view(0.5), step) is planner]
+    reused.keep(planner, rows, 10)
+    steps = [step for step in range(30) if reused.planner(view(0.5), step) is planner]
     assert steps == list(range(11, 10 + HOLD_STEPS)), "not for the step that it was made for"
-    assert held.planner(view(0.5, names="b"), 11) is None
-    assert held.planner(replace(view(0.5), prefill_tokens=5), 11) is None
-    held.keep(reading, rows, 10)
-    assert held.planner(view(0.5), 11) is None, "it counts prompt tokens"
-    held.keep(planner, rows, 10)
-    held.drop()
-    assert held.planner(view(0.5), 11) is None
+    assert reused.planner(view(0.5, names="b"), 11) is None
+    assert reused.planner(replace(view(0.5), prefill_tokens=5), 11) is None
+    reused.keep(reading, rows, 10)
+    assert reused.planner(view(0.5), 11) is None, "it counts prompt tokens"
+    reused.keep(planner, rows, 10)
+    reused.drop()
+    assert reused.planner(view(0.5), 11) is None

@@ -166,7 +166,7 @@ def test_one_kind_is_forgotten_or_scaled_alone() -> None:
     assert estimate.hazards("b").tolist() == before
 
 
-def test_trials_behind_named_nodes_are_the_drafts_alone() -> None:
+def test_trials_behind_likely_nodes_are_the_drafts_alone() -> None:
     """Nodes with chances of their own teach nothing. A draft's first one behind them is no sibling of theirs."""
     nodes = LikelyNodes(NGRAM, (0.4,), (-1,), (1,))
     joined, named, plain = RowView("a", 9, 4, likely=nodes), RowView("b", 9, 4, False, likely=nodes), RowView("c", 9, 4)

@@ -72,7 +72,7 @@ def test_nodes_that_do_not_pay_are_left_out() -> None:
     assert sources(planned(row(None), alone=0.0)) == []
 
 
-def test_named_nodes_are_worth_as_much_where_a_draft_is_too_dear_as_where_there_is_none() -> None:
+def test_likely_nodes_are_worth_as_much_where_a_draft_is_too_dear_as_where_there_is_none() -> None:
     """Of eight rows two could draft: each takes a pass for an eighth of what it costs."""
     dear = LatencyModel(CostTable.line(0.0, 1e-4, 1e-2), CostTable.line(0.0, 1e-5, 4e-3), draft_free_s=1e-5)
     found = []
@@ -161,7 +161,7 @@ def test_reading_is_charged_for_all_steps_that_it_takes() -> None:
     assert not reads(40 * CATCH_UP_TOKENS_A_STEP)
 
 
-def test_the_gain_of_named_nodes_is_over_the_best_without_them() -> None:
+def test_the_gain_of_likely_nodes_is_over_the_best_without_them() -> None:
     def gain(*views: RowView, alone: float = 0.5) -> float:
         return StepPlanner(views, 4, learnt(alone, 0.1), COSTS).at_best_price().plan(views).gain
 
@@ -192,7 +192,7 @@ def test_a_draft_that_cannot_draft_siblings_gets_chains() -> None:
 
 
 def test_a_list_plans_for_later_rows_by_what_they_are() -> None:
-    """Named nodes change with every step, and one step may be planned for twice."""
+    """Likely nodes change with every step, and one step may be planned for twice."""
     rows, later = [row(SURE)], [row(UNSURE)._replace(context_tokens=300)]
     planner = StepPlanner(rows, 4, learnt(0.0, 0.0), COSTS).at_best_price()
     for _ in range(2):

@@ -60,7 +60,7 @@ def test_a_longer_plan_to_learn_costs_from_reads_no_text() -> None:
     assert explored(RowView("without a model", 300, 4, False, unread_tokens=200)) == [2, 1]
 
 
-def test_a_draft_beside_named_nodes_reads_no_text_that_ends_soon() -> None:
+def test_a_draft_beside_likely_nodes_reads_no_text_that_ends_soon() -> None:
     def drafts(room: int) -> bool:
         controller = GoodputController(4, COSTS)
         named = Option(4, False, source="ngram", likely=LikelyNodes("ngram", (0.1,), (-1,), (1,)))
