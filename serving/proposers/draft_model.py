@@ -132,9 +132,14 @@ class DraftModel(Proposer):
         if not self._reads(sequence):
             return NOTHING
         unread = len(sequence.tokens) - state.computed if self.attends else 1
-        levels = min(self.most_levels, room + 1)
-        option = Option(levels, unread_tokens=unread, source=self.source, wide=True)
-        return (option._replace(drafts_block=self.runner.drafts_block),)
+        option = Option(
+            min(self.most_levels, room + 1),
+            unread_tokens=unread,
+            source=self.source,
+            drafts_block=self.runner.drafts_block,
+            wide=True,
+        )
+        return (option,)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Keep what the cache holds of the accepted tokens, whoever proposed them.

@@ -53,6 +53,7 @@ class LevelDrafting:
 
         Args:
             texts: what the draft has not read of each row's text, its newest token last, and the row's guess.
+            trees: how nodes are chosen.
 
         Returns:
             What drawn tokens were drawn from `[n, width]`, None if none were, and the rows whose logits are NaN. Those

@@ -25,7 +25,7 @@ MOST_NODES = 12  # of a row's tree
 ALL_NODES = 128  # of all rows together: growing a node takes microseconds
 LEAST_CHANCE = 0.03  # of a node that is named
 # Growing nodes that are not drafted takes time. So the least chance that is named follows what is drafted, beside more
-# than a few rows: it goes a step towards a share of the least chance that was drafted, or down where all were.
+# than a few rows: it goes a step towards a share of the first chance that was not drafted, or down where all were.
 NAMED_BELOW, NAMED_STEP, NAMED_MORE = 0.7, 0.2, 0.9
 # Where nothing was drafted for so many rows in turn, texts are learnt from and nodes are grown for one row of so many.
 # Of few rows it is more often, or the end of a rest would pass without one.

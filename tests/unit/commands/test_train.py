@@ -27,7 +27,7 @@ from distillspec.files import write_json
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.training.schedule import Progress
 from distillspec.training.state_store import GIB
-from distillspec.training.trainer import TrainResult
+from distillspec.training.trainer import RunHooks, TrainResult
 from distillspec.types import Prompt, Sample
 
 CONFIG = TrainCommand(
@@ -43,8 +43,9 @@ DONE = TrainResult(Progress(step=10), "steps", {"step": 2, "alpha": 0.5}, 0)
 class ResumedTrainer:
     """Was at α 0.5 before the interruption, and is now at 0.2."""
 
-    def __init__(self, *args: Any, report: Any, **settings: Any) -> None:
-        self.report, self.progress = report, Progress(step=5)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        (hooks,) = [arg for arg in args if isinstance(arg, RunHooks)]
+        self.report, self.progress = hooks.report, Progress(step=5)
         self.best: dict[str, Any] | None = None
 
     def resume(self) -> list[str]:
