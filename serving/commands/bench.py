@@ -77,7 +77,7 @@ def _bench_engine(config: BenchCommand, folder: Path) -> None:
     device = device_of_drafts(config.draft.device, target)
     draft = load_drafts(paths or config.draft.path, target, device)
     prompts = read_prompts(config.bench.prompts, config.bench.longest_prompt, target, "bench.prompts")
-    # Lengths are compared, and not every policy knows sources with likely nodes: these are for `engine.proposer` to name.
+    # Lengths are compared, and not every policy knows sources with likely nodes. Name these by `engine.proposer`.
     engine = Engine(target, draft, config.engine if draft is None else drafting_alone(config.engine))
     try:
         policies = _policies(config, engine)
