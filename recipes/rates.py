@@ -12,18 +12,18 @@ def ratios(rates: Mapping[str, Sequence[float]], name: str, other: str) -> list[
     return [a / b for a, b in zip(rates[name], rates[other], strict=True)]
 
 
-def interval(found: Sequence[float]) -> tuple[float, float, float]:
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean of ratios, and two standard errors around it."""
-    logs = [math.log(ratio) for ratio in found]
+    logs = [math.log(ratio) for ratio in values]
     mean, half = statistics.fmean(logs), 0.0
     if len(logs) > 1:
         half = 2 * statistics.stdev(logs) / len(logs) ** 0.5
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
-def shown(found: Sequence[float], places: int = 2) -> str:
+def shown(bounds: Sequence[float], places: int = 2) -> str:
     """Return an interval for a table, with so many decimal places."""
-    mean, low, high = (f"{value:.{places}f}" for value in found)
+    mean, low, high = (f"{value:.{places}f}" for value in bounds)
     return f"{mean} [{low}, {high}]"
 
 

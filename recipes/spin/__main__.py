@@ -61,9 +61,9 @@ def _check_live(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
     if options.alone is None:
         options.alone = options.rounds
     least = {"rounds": 1, "each": 1, "tokens": 1, "alone": 0, "recorded": 0}
-    for name, own in least.items():
-        if getattr(options, name) < own:
-            parser.error(f"--{name} {getattr(options, name)} must be at least {own}")
+    for name, minimum in least.items():
+        if getattr(options, name) < minimum:
+            parser.error(f"--{name} {getattr(options, name)} must be at least {minimum}")
     if options.parts and max(options.batches) == 1:
         parser.error("--parts needs a batch above 1: one row has nothing to pad")
     options.prompts = [Path(name) for name in options.prompts.split(",")]

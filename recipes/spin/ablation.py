@@ -49,10 +49,13 @@ def part_sides(engines: Engines, drafts: Sequence[str], best: str) -> dict[str, 
     return sides
 
 
-def parts_table(found: Mapping[str, Any]) -> str:
-    """Return the table of what `Live` found of the parts."""
-    rates, best = found["tokens_per_s"], found["best_draft"]
-    lines = [f"SPIN's parts live, batch {found['batch']}; base: {best} for all, padded attention, one micro-batch", ""]
+def parts_table(measured: Mapping[str, Any]) -> str:
+    """Return the table of the parts that `Live` measured."""
+    rates, best = measured["tokens_per_s"], measured["best_draft"]
+    lines = [
+        f"SPIN's parts live, batch {measured['batch']}; base: {best} for all, padded attention, one micro-batch",
+        "",
+    ]
     lines += ["| part | selection | attention | micro-batches | tokens/s over the base |", f"|{'---|' * 5}"]
     for name, part in PARTS.items():
         chosen = GOODPUT if part.selects else best

@@ -12,8 +12,8 @@ from distillspec.serving import Request, SamplingParams
 from distillspec.serving.base.requests import RequestOutput
 
 
-class Asked(NamedTuple):
-    """A prompt, its domain, and the seed of its answer, by which the same text is written whatever drafts."""
+class SeededPrompt(NamedTuple):
+    """A prompt, its domain, and the seed of its answer. With the seed every side writes the same text."""
 
     domain: str
     ids: tuple[int, ...]
@@ -55,28 +55,28 @@ class Answers:
         self.tokens += count
 
 
-def answer(name: str, side: Side, asked: Sequence[Asked], params: SamplingParams, idle: Idle) -> Answers:
+def answer(name: str, side: Side, prompts: Sequence[SeededPrompt], params: SamplingParams, idle: Idle) -> Answers:
     """Let a side answer prompts: one by one if its engine has one slot, else together.
 
-    A side is a tenant of its own, so that its n-grams know its own answers alone. How far their chances are believed is
+    Each side is a tenant, so that its n-grams know no other side's answers. How far their chances are believed is
     learnt from all sides of an engine together.
 
     Args:
         idle: takes the steps.
     """
-    engine, found = side.engine, Answers()
+    engine, answers = side.engine, Answers()
     engine.use_controller(side.controller)
     engine.forget_prompts()
-    for group in [[one] for one in asked] if engine.slots == 1 else [asked]:
-        domains = {str(one.seed): one.domain for one in group}
+    for group in [[prompt] for prompt in prompts] if engine.slots == 1 else [prompts]:
+        domains = {str(prompt.seed): prompt.domain for prompt in group}
         started = engine.clock()
-        for one in group:
-            own = replace(params, seed=one.seed)
-            engine.submit(Request(str(one.seed), one.ids, own, tenant=name, domain=one.domain))
+        for prompt in group:
+            prompt_params = replace(params, seed=prompt.seed)
+            engine.submit(Request(str(prompt.seed), prompt.ids, prompt_params, tenant=name, domain=prompt.domain))
         while engine.has_work:
             output = engine.step()
             idle.add(output.result)
             for done in output.finished:
-                found.add(domains[done.request_id], done)
-        found.seconds += engine.clock() - started
-    return found
+                answers.add(domains[done.request_id], done)
+        answers.seconds += engine.clock() - started
+    return answers

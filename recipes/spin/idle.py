@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from distillspec.serving.base.plans import StepResult
 
@@ -41,10 +40,10 @@ class Idle:
         }
 
 
-def idle_table(found: Mapping[str, Mapping[str, float]], names: Iterable[str]) -> Sequence[str]:
+def idle_table(shares: Mapping[str, Mapping[str, float]], names: Iterable[str]) -> Sequence[str]:
     """Return lines of a table of some sides' `shares`, by side."""
     lines = ["| drafts by | padding of a padded pass | target idle | drafts idle |", f"|{'---|' * 4}"]
     for name in names:
-        own: Any = found[name]
-        lines.append(f"| {name} | {own['padding']:.0%} | {own['target_idle']:.0%} | {own['draft_idle']:.0%} |")
+        cells = " | ".join(f"{shares[name][share]:.0%}" for share in ("padding", "target_idle", "draft_idle"))
+        lines.append(f"| {name} | {cells} |")
     return lines

@@ -16,44 +16,44 @@ LENGTH = "fixed-4"  # lengths by no rule, so that nothing but the number of micr
 TEXT = 160  # tokens of a row that the caches of all drafts have room for at the memory's end. Answers end at 256
 
 
-def micro_batches(machine: Hardware, asked: Sequence[SimulatedRequest], draft: str) -> dict[str, Any]:
+def micro_batches(machine: Hardware, requests: Sequence[SimulatedRequest], draft: str) -> dict[str, Any]:
     """Return tokens a second, and the shares of the time in which draft and target wait, by micro-batches."""
-    found: dict[str, Any] = {"draft": draft}
-    known = dict[int, dict[str, float]]()
+    curve: dict[str, Any] = {"draft": draft}
+    measured = dict[int, dict[str, float]]()
     for count in COUNTS:
         parts = min(count, machine.slots)  # a part has at least one row
-        if parts not in known:
-            known[parts] = _idle(replace(machine, micro_batches=parts), asked, draft)
-        found[str(count)] = known[parts]
-    return found
+        if parts not in measured:
+            measured[parts] = _idle(replace(machine, micro_batches=parts), requests, draft)
+        curve[str(count)] = measured[parts]
+    return curve
 
 
-def _idle(machine: Hardware, asked: Sequence[SimulatedRequest], draft: str) -> dict[str, float]:
-    own = figures_of("", None, simulation(machine, asked, LENGTH, draft).run())
-    return {"tokens_per_s": own.tokens_per_s, "draft_idle": own.draft_idle, "target_idle": own.target_idle}
+def _idle(machine: Hardware, requests: Sequence[SimulatedRequest], draft: str) -> dict[str, float]:
+    figures = figures_of("", None, simulation(machine, requests, LENGTH, draft).run())
+    return {"tokens_per_s": figures.tokens_per_s, "draft_idle": figures.draft_idle, "target_idle": figures.target_idle}
 
 
 def memory_end(
-    config: HardwareConfig, asked: Sequence[SimulatedRequest], rows: int, policy: str, best: str
+    config: HardwareConfig, requests: Sequence[SimulatedRequest], rows: int, policy: str, best: str
 ) -> dict[str, Any]:
-    """Return what is left of goodput where the caches of all drafts leave no room for all rows.
+    """Compare goodput with the best single draft where the caches of all drafts leave no room for all rows.
 
-    The best single draft has the same memory for itself, and goodput is compared with it.
+    The best single draft has all of the same memory.
     """
     models = [config.target, *config.drafts.values()]
     weights = sum(model.params * model.bytes_per_param for model in models)
     room = max(config.max_len, rows * TEXT) * sum(model.kv_bytes for model in models)
     small = replace(config, memory=(weights + room) / config.memory_share * 1.001, slots=rows)
     alone = replace(small, drafts={best: config.drafts[best]})
-    found: dict[str, Any] = {"memory_bytes": small.memory, "best_draft": best}
-    for name, own, selection in (("goodput", small, "goodput"), ("alone", alone, best)):
-        machine = derive_hardware(own)
-        result = simulation(machine, asked, policy, selection).run()
+    comparison: dict[str, Any] = {"memory_bytes": small.memory, "best_draft": best}
+    for name, hardware, selection in (("goodput", small, "goodput"), ("alone", alone, best)):
+        machine = derive_hardware(hardware)
+        result = simulation(machine, requests, policy, selection).run()
         figures = figures_of("", None, result)
-        found[name] = {
+        comparison[name] = {
             "tokens_per_s": rate(result),
             "cache_tokens": machine.cache_tokens,
             "rows": figures.mean_batch,
             "preemptions": figures.preemptions,
         }
-    return found
+    return comparison

@@ -13,7 +13,7 @@ from distillspec.files import write_json
 from distillspec.provenance import provenance
 from distillspec.recipes.rates import best_on_odd
 from distillspec.recipes.spin.ablation import BASE, part_sides
-from distillspec.recipes.spin.answers import Asked
+from distillspec.recipes.spin.answers import SeededPrompt
 from distillspec.recipes.spin.kept import PROVENANCE, SETTINGS
 from distillspec.recipes.spin.recorded import recorded_regret
 from distillspec.recipes.spin.regret import Regret
@@ -35,7 +35,7 @@ class Live:
         files: prompts, one file a domain.
         drafts: folders. `lookup_else_model` uses the first where nothing is found.
         batches: slots of the engines.
-        rounds: each asks `each` prompts of every domain of every side.
+        rounds: in each of them every side answers `each` prompts of every domain.
         alone: rounds of each domain alone, at batches above 1. With one slot every prompt is answered alone.
         tokens: of an answer.
         selections: to compare with, among the drafts alone.
@@ -60,43 +60,46 @@ class Live:
     def run(self, file: Path) -> dict[str, Any]:
         """Return tokens a second of each side by batch and round, idle shares, and what goodput chose.
 
-        With them are SPIN's parts, and regret on recorded answers, where these are asked for.
+        SPIN's parts, and regret on recorded answers, are there if the settings name them.
 
         Args:
-            file: takes each of these when it is known.
+            file: written anew whenever more figures are known.
         """
-        batches, most = dict[str, Any](), max(self.batches)
-        found = {SETTINGS: self._settings(), PROVENANCE: provenance([], 0), BATCHES: batches}
+        batches = dict[str, Any]()
+        largest = max(self.batches)
+        figures = {SETTINGS: self._settings(), PROVENANCE: provenance([], 0), BATCHES: batches}
         for batch in self.batches:
             batches[str(batch)] = self._batch(batch)
-            write_json(file, found)
+            write_json(file, figures)
         if self.parts:
-            found[ABLATION] = self._parts(most, batches[str(most)]["tokens_per_s"])
-            write_json(file, found)
+            figures[ABLATION] = self._parts(largest, batches[str(largest)]["tokens_per_s"])
+            write_json(file, figures)
         if self.recorded:
-            found[REGRET] = self._regret(most)
-            write_json(file, found)
-        return found
+            figures[REGRET] = self._regret(largest)
+            write_json(file, figures)
+        return figures
 
     def _batch(self, batch: int) -> dict[str, Any]:
         with ExitStack() as opened:
             sides = all_sides(Engines(self.target, batch, opened), self.drafts, self.selections)
-            asked = self._asked(sides[NONE].engine)
-            mixed = run_rounds(f"batch {batch}", sides, self._mixed(asked), self._params)
-            found = {**mixed.figures(), "chose": {name: choices(sides[name].controller) for name in OURS}}
+            prompts = self._prompts(sides[NONE].engine)
+            mixed = run_rounds(f"batch {batch}", sides, self._mixed(prompts), self._params)
+            figures = {**mixed.figures(), "chose": {name: choices(sides[name].controller) for name in OURS}}
             if batch > 1 and self.alone:
-                found[ALONE] = self._alone(batch, sides, asked)
-        return found
+                figures[ALONE] = self._alone(batch, sides, prompts)
+        return figures
 
-    def _alone(self, batch: int, sides: dict[str, Side], asked: dict[str, list[Asked]]) -> dict[str, Any]:
-        """Return tokens a second by domain, side and round, where nothing else is asked at the same time."""
+    def _alone(self, batch: int, sides: dict[str, Side], prompts: dict[str, list[SeededPrompt]]) -> dict[str, Any]:
+        """Return tokens a second by domain, side and round, in rounds of one domain alone."""
         compared = {name: sides[name] for name in (NONE, *draft_names(self.drafts), *OURS, LOOKUP)}
         first, count = self.rounds * self.each, max(self.each, batch)
-        found = {}
-        for domain, own in asked.items():
-            rounds = [own[place : place + count] for place in range(first, first + self.alone * count, count)]
-            found[domain] = run_rounds(f"batch {batch}, {domain} alone", compared, rounds, self._params).whole
-        return found
+        rates = {}
+        for domain, domain_prompts in prompts.items():
+            rounds = [
+                domain_prompts[start : start + count] for start in range(first, first + self.alone * count, count)
+            ]
+            rates[domain] = run_rounds(f"batch {batch}, {domain} alone", compared, rounds, self._params).whole
+        return rates
 
     def _parts(self, batch: int, rates: dict[str, list[float]]) -> dict[str, Any]:
         """Return tokens a second with each of SPIN's parts, on the prompts of the mixed rounds.
@@ -107,18 +110,18 @@ class Live:
         best = best_on_odd(rates, draft_names(self.drafts))
         with ExitStack() as opened:
             sides = part_sides(Engines(self.target, batch, opened), self.drafts, best)
-            rounds = self._mixed(self._asked(sides[BASE].engine))
-            found = run_rounds(f"batch {batch}, SPIN's parts", sides, rounds, self._params)
-        return {"batch": batch, "best_draft": best, **found.figures()}
+            rounds = self._mixed(self._prompts(sides[BASE].engine))
+            measured = run_rounds(f"batch {batch}, SPIN's parts", sides, rounds, self._params)
+        return {"batch": batch, "best_draft": best, **measured.figures()}
 
     def _regret(self, batch: int) -> dict[str, Any]:
         with ExitStack() as opened:
             engine = Engines(self.target, batch, opened).open(self.drafts, proposer="draft_model")
-            prompts = zip(*self._asked(engine).values(), strict=True)
-            asked = [one for alike in islice(prompts, self.recorded) for one in alike]  # of all domains in turn
-            return recorded_regret(engine, asked, self.tokens, self.regret)
+            groups = zip(*self._prompts(engine).values(), strict=True)
+            prompts = [prompt for group in islice(groups, self.recorded) for prompt in group]  # of all domains in turn
+            return recorded_regret(engine, prompts, self.tokens, self.regret)
 
-    def _asked(self, engine: Engine) -> dict[str, list[Asked]]:
+    def _prompts(self, engine: Engine) -> dict[str, list[SeededPrompt]]:
         """Return prompts of each file that no draft was trained on, by domain: for mixed rounds, then for others.
 
         They are as many as any batch needs, so that a file with too few is refused before anything is answered.
@@ -128,14 +131,19 @@ class Live:
         count = max(self.rounds * self.each + alone, self.recorded)
         prompts = {file.stem: unseen_prompts(file, engine.target, drafts, count, LONGEST) for file in self.files}
         return {
-            domain: [Asked(domain, ids, place * len(prompts) + number) for place, ids in enumerate(own)]
-            for number, (domain, own) in enumerate(prompts.items())
+            domain: [
+                SeededPrompt(domain, ids, seed=index * len(prompts) + domain_index)
+                for index, ids in enumerate(token_ids)
+            ]
+            for domain_index, (domain, token_ids) in enumerate(prompts.items())
         }
 
-    def _mixed(self, asked: dict[str, list[Asked]]) -> list[list[Asked]]:
+    def _mixed(self, prompts: dict[str, list[SeededPrompt]]) -> list[list[SeededPrompt]]:
         """Return the prompts of each round, of all domains in turn."""
         rounds = [range(round_ * self.each, (round_ + 1) * self.each) for round_ in range(self.rounds)]
-        return [[own[place] for place in places for own in asked.values()] for places in rounds]
+        return [
+            [domain_prompts[index] for index in indices for domain_prompts in prompts.values()] for indices in rounds
+        ]
 
     @property
     def _params(self) -> SamplingParams:

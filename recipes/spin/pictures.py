@@ -21,44 +21,45 @@ def draw_live(live: Mapping[str, Any], best: Mapping[str, str], path: Path) -> N
     """Draw the rates of all sides over that of the best single draft, `best` by batch."""
     figure = Figure(figsize=(4 * len(live), 4), dpi=120, layout="constrained")
     axes: Sequence[Axes] = figure.subplots(1, len(live), squeeze=False)[0]
-    for axis, (batch, found) in zip(axes, live.items(), strict=True):
-        rates, own = found["tokens_per_s"], best[batch]
-        names = [name for name in rates if name != own]
-        means = [interval(ratios(rates, name, own)) for name in names]
+    for axis, (batch, measured) in zip(axes, live.items(), strict=True):
+        rates, draft = measured["tokens_per_s"], best[batch]
+        names = [name for name in rates if name != draft]
+        means = [interval(ratios(rates, name, draft)) for name in names]
         spread = [[mean - low for mean, low, _ in means], [high - mean for mean, _, high in means]]
         axis.errorbar([mean for mean, _, _ in means], range(len(names)), xerr=spread, fmt="o")
         axis.set_yticks(range(len(names)), names)
         axis.axvline(1.0, color="grey", linewidth=1)
-        axis.set_xlabel(f"tokens/s over those of {own}, batch {batch}")
+        axis.set_xlabel(f"tokens/s over those of {draft}, batch {batch}")
     write_png(path, figure)
 
 
-def draw_simulated(found: Mapping[str, Any], recorded: Mapping[str, Any], path: Path) -> None:
+def draw_simulated(simulated: Mapping[str, Any], recorded: Mapping[str, Any], path: Path) -> None:
     """Draw regret on each trace, and the first machine's micro-batches with the dearest draft and the most rows.
 
     Args:
         recorded: regret on further traces.
     """
-    traces = {**{name: found[REGRET][name] for name in TRACES}, **recorded}
+    traces = {**{name: simulated[REGRET][name] for name in TRACES}, **recorded}
     figure = Figure(figsize=(4 * (len(traces) + 1), 3.6), dpi=110, layout="constrained")
     axes: Sequence[Axes] = figure.subplots(1, len(traces) + 1, squeeze=False)[0]
-    for axis, (name, own) in zip(axes, traces.items(), strict=False):
+    for axis, (name, trace) in zip(axes, traces.items(), strict=False):
         for chosen in LEARNING:
-            axis.plot(own["answers"], own["regret"][chosen], label=chosen)
+            axis.plot(trace["answers"], trace["regret"][chosen], label=chosen)
         axis.set(title=name, xlabel="answers", ylabel="regret, answers of the oracle", xscale="log")
         axis.legend(fontsize="small")
-    machine = found[SETTINGS]["machines"][0]
-    curves = found[MACHINES][machine]["micro_batches"]
+    machine = simulated[SETTINGS]["machines"][0]
+    curves = simulated[MACHINES][machine]["micro_batches"]
     dearest = curves[rows := max(curves, key=int)][-1]
     _idle(axes[-1], dearest)
     axes[-1].set_title(f"{machine}, {rows} rows, {dearest['draft']}")
     write_png(path, figure)
 
 
-def _idle(axis: Axes, own: Mapping[str, Any]) -> None:
-    each, first = [own[str(count)] for count in COUNTS], own[str(COUNTS[0])]["tokens_per_s"]
-    axis.plot(COUNTS, [found["tokens_per_s"] / first for found in each], marker="o", label="tokens/s over one")
+def _idle(axis: Axes, curve: Mapping[str, Any]) -> None:
+    points = [curve[str(count)] for count in COUNTS]
+    first = points[0]["tokens_per_s"]
+    axis.plot(COUNTS, [point["tokens_per_s"] / first for point in points], marker="o", label="tokens/s over one")
     for idle, name in (("draft_idle", "draft idle"), ("target_idle", "target idle")):
-        axis.plot(COUNTS, [found[idle] for found in each], linestyle="--", marker=".", label=name)
+        axis.plot(COUNTS, [point[idle] for point in points], linestyle="--", marker=".", label=name)
     axis.set(xlabel="micro-batches", ylim=(0, None))
     axis.legend(fontsize="small")

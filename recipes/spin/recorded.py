@@ -7,7 +7,7 @@ from typing import Any
 
 from distillspec.errors import RunError
 from distillspec.progress import progress
-from distillspec.recipes.spin.answers import Asked
+from distillspec.recipes.spin.answers import SeededPrompt
 from distillspec.recipes.spin.regret import Regret
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.base.fixed import FixedLength
@@ -22,11 +22,11 @@ from distillspec.types import Prompt
 APART_S = 1e-6  # between two arrivals: all wait from the start, in their order
 
 
-def recorded_regret(engine: Engine, asked: Sequence[Asked], tokens: int, regret: Regret) -> dict[str, Any]:
+def recorded_regret(engine: Engine, prompts: Sequence[SeededPrompt], tokens: int, regret: Regret) -> dict[str, Any]:
     """Return the curves of selections on the drafts' own answers, at the costs that the engine has measured.
 
-    Each draft alone answers all prompts. Selections are then simulated, and see the drafts' own acceptance. A place is
-    tried as far into a window as the draft came there, and counts alike in any window.
+    Each draft alone answers all prompts. Selections are then simulated with the acceptance recorded for each draft. A
+    position has an outcome where the draft's windows reached it, whatever its depth in the window.
 
     Args:
         engine: an idle one whose drafts have names.
@@ -38,13 +38,13 @@ def recorded_regret(engine: Engine, asked: Sequence[Asked], tokens: int, regret:
     machine = machine_of(engine)
     records, by_draft = dict[str, list[RequestRecord]](), dict[str, Trials]()
     with progress("recording answers") as line:
-        for place, draft in enumerate(engine.drafts):
-            line.update(place / len(engine.drafts), draft)
-            records[draft], by_draft[draft] = _answers_of(engine, draft, asked, tokens)
+        for index, draft in enumerate(engine.drafts):
+            line.update(index / len(engine.drafts), draft)
+            records[draft], by_draft[draft] = _answers_of(engine, draft, prompts, tokens)
     first = next(iter(records.values()))
     requests = recorded_pool(first, by_draft)
-    lengths = [[record.output_tokens for record in own] for own in records.values()]
-    alike = sum(len(set(own)) == 1 for own in zip(*lengths, strict=True))
+    lengths = [[record.output_tokens for record in answers] for answers in records.values()]
+    alike = sum(len(set(lengths_of_prompt)) == 1 for lengths_of_prompt in zip(*lengths, strict=True))
     tried = {draft: sum(map(len, trials.values())) for draft, trials in by_draft.items()}
     written = sum(record.output_tokens for record in first)
     about = {"alike": alike, "tried": {draft: count / written for draft, count in tried.items()}}
@@ -64,15 +64,17 @@ def machine_of(engine: Engine) -> Hardware:
     return Hardware(costs, limits.cache_tokens, 1, limits.max_len, limits.prefill_chunk)
 
 
-def _answers_of(engine: Engine, draft: str, asked: Sequence[Asked], tokens: int) -> tuple[list[RequestRecord], Trials]:
+def _answers_of(
+    engine: Engine, draft: str, seeded_prompts: Sequence[SeededPrompt], tokens: int
+) -> tuple[list[RequestRecord], Trials]:
     """Return greedy answers in the order of the prompts, and what the target accepted of the draft's tokens."""
     longest = FixedLength(engine.settings.speculation_length)  # windows of which few tokens were never tried
     recorder = AcceptanceRecorder(compared_selection(longest, draft, list(engine.drafts), {}))
     engine.use_controller(recorder)
     engine.forget_prompts()
     params = SamplingParams(max_tokens=tokens)
-    prompts = [Prompt(str(one.seed), one.ids, one.domain) for one in asked]
-    load = drive(engine, [Arrival(place * APART_S, prompt, params) for place, prompt in enumerate(prompts)])
+    prompts = [Prompt(str(seeded.seed), seeded.ids, seeded.domain) for seeded in seeded_prompts]
+    load = drive(engine, [Arrival(index * APART_S, prompt, params) for index, prompt in enumerate(prompts)])
     if load.failed:
         raise RunError(f"{load.failed} answers of {draft} failed")
     return sorted(load.requests, key=lambda record: record.arrived_s), recorder.trials

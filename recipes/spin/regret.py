@@ -51,36 +51,38 @@ class Regret:
             return make_workload(replace(load, requests=self.answers), 1e6, 0)
         return _of_kinds(load, KINDS[:1] if trace == ONE else KINDS, self.answers)
 
-    def curves(self, asked: Sequence[SimulatedRequest], hardware: Hardware) -> dict[str, Any]:
+    def curves(self, requests: Sequence[SimulatedRequest], hardware: Hardware) -> dict[str, Any]:
         """Return the curves of answers one after another on a machine."""
         machine = replace(hardware, slots=1)
-        best = self._ends(machine, asked, "oracle", 0)
-        at = numpy.unique(numpy.geomspace(1, len(asked), POINTS).round().astype(int))
-        found: dict[str, Any] = {"answers": at.tolist(), "oracle_s": float(best[-1])}
-        found |= {"regret": {}, "fits": {}, "seeds": {}, "two_errors": {}}
-        an_answer_s = best[-1] / len(asked)
+        best = self._ends(machine, requests, "oracle", 0)
+        answer_counts = numpy.unique(numpy.geomspace(1, len(requests), POINTS).round().astype(int))
+        figures: dict[str, Any] = {"answers": answer_counts.tolist(), "oracle_s": float(best[-1])}
+        figures |= {"regret": {}, "fits": {}, "seeds": {}, "two_errors": {}}
+        an_answer_s = best[-1] / len(requests)
         for name in LEARNING:
-            runs = self._runs(machine, asked, name, NARROW * float(best[-1]))
-            regret = (numpy.mean(runs, axis=0) - best)[at - 1] / an_answer_s
-            found["regret"][name] = regret.tolist()
-            found["fits"][name] = fits(at[at >= FITTED].astype(float), regret[at >= FITTED])
-            found["seeds"][name], found["two_errors"][name] = len(runs), _two_errors(runs) / an_answer_s
-        return found
+            runs = self._runs(machine, requests, name, NARROW * float(best[-1]))
+            regret = (numpy.mean(runs, axis=0) - best)[answer_counts - 1] / an_answer_s
+            figures["regret"][name] = regret.tolist()
+            fitted = answer_counts >= FITTED
+            figures["fits"][name] = fits(answer_counts[fitted].astype(float), regret[fitted])
+            figures["seeds"][name] = len(runs)
+            figures["two_errors"][name] = _two_errors(runs) / an_answer_s
+        return figures
 
     def _runs(
-        self, machine: Hardware, asked: Sequence[SimulatedRequest], selection: str, narrow_s: float
+        self, machine: Hardware, requests: Sequence[SimulatedRequest], selection: str, narrow_s: float
     ) -> list[Floats]:
         """Return the ends of answers `[answers]` with some seeds, until two standard errors of the last are narrow."""
         runs = list[Floats]()
         for seed in range(self.seeds):
-            runs.append(self._ends(machine, asked, selection, seed))
+            runs.append(self._ends(machine, requests, selection, seed))
             if len(runs) >= FEWEST and _two_errors(runs) <= narrow_s:
                 break
         return runs
 
-    def _ends(self, machine: Hardware, asked: Sequence[SimulatedRequest], selection: str, seed: int) -> Floats:
+    def _ends(self, machine: Hardware, requests: Sequence[SimulatedRequest], selection: str, seed: int) -> Floats:
         """Return the seconds `[answers]` at which each answer is finished."""
-        result = simulation(machine, asked, self.policy, selection, seed).run()
+        result = simulation(machine, requests, self.policy, selection, seed).run()
         return numpy.array([stats.finished_s for stats in result.stats], dtype=float)
 
 
@@ -90,22 +92,22 @@ def _two_errors(runs: Sequence[Floats]) -> float:
     return 2 * float(numpy.std(last, ddof=1)) / len(last) ** 0.5 if len(last) > 1 else 0.0
 
 
-def fits(at: Floats, regret: Floats) -> dict[str, dict[str, float]]:
+def fits(answer_counts: Floats, regret: Floats) -> dict[str, dict[str, float]]:
     """Return lines through regret over log2 n, and over n: their slopes, and the shares of variance they explain."""
-    found = {}
-    for name, x in (("log2", numpy.log2(at)), ("linear", at)):
+    lines = {}
+    for name, x in (("log2", numpy.log2(answer_counts)), ("linear", answer_counts)):
         slope, start = numpy.polyfit(x, regret, 1)
-        missed = float(((regret - start - slope * x) ** 2).sum())
-        whole = float(((regret - regret.mean()) ** 2).sum())
-        found[name] = {"slope": float(slope), "r2": 1 - missed / whole if whole else 0.0}
-    return found
+        unexplained = float(((regret - start - slope * x) ** 2).sum())
+        total = float(((regret - regret.mean()) ** 2).sum())
+        lines[name] = {"slope": float(slope), "r2": 1 - unexplained / total if total else 0.0}
+    return lines
 
 
 def _of_kinds(load: WorkloadConfig, kinds: Sequence[str], answers: int) -> list[SimulatedRequest]:
-    """Return answers of kinds one after another, which callers name alike."""
-    found = list[SimulatedRequest]()
+    """Return requests of each kind in turn, all under one domain name."""
+    requests = list[SimulatedRequest]()
     for number, kind in enumerate(kinds):
-        count = answers * (number + 1) // len(kinds) - len(found)
-        own = replace(load, requests=count, alphas={kind: load.alphas[kind]})
-        found += make_workload(own, 1e6, number)
-    return [replace(own, id=f"r{place}", arrival_s=0.0, domain="text") for place, own in enumerate(found)]
+        count = answers * (number + 1) // len(kinds) - len(requests)
+        load_of_kind = replace(load, requests=count, alphas={kind: load.alphas[kind]})
+        requests += make_workload(load_of_kind, 1e6, number)
+    return [replace(request, id=f"r{index}", arrival_s=0.0, domain="text") for index, request in enumerate(requests)]

@@ -26,15 +26,15 @@ def write_results(root: Path, live: Mapping[str, Any], simulated: dict[str, Any]
         {"live": live, "simulated": simulated, "drafts": list(drafts), PROVENANCE: provenance([], 0)},
     )
     batches = live.get(BATCHES, {})
-    parts = [live_table(batch, found, drafts) for batch, found in batches.items()]
+    parts = [live_table(batch, figures, drafts) for batch, figures in batches.items()]
     if ABLATION in live:
         parts.append(parts_table(live[ABLATION]))
     recorded = {"recorded answers": live[REGRET]} if REGRET in live else {}
-    parts += [regret_table(name, own) for name, own in recorded.items()]
+    parts += [regret_table(name, curves) for name, curves in recorded.items()]
     text = "\n\n".join([*parts, tables(simulated)])
     write_text(root / "results.md", text + "\n")
     draw_simulated(simulated, recorded, root / "simulated.png")
     if live:
-        best = {batch: best_draft(found, drafts) for batch, found in batches.items()}
+        best = {batch: best_draft(figures, drafts) for batch, figures in batches.items()}
         draw_live(batches, best, root / "spin.png")
     return text

@@ -7,7 +7,7 @@ from typing import Any
 
 from distillspec.evaluation.measured import in_turn
 from distillspec.progress import progress
-from distillspec.recipes.spin.answers import Answers, Asked, answer
+from distillspec.recipes.spin.answers import Answers, SeededPrompt, answer
 from distillspec.recipes.spin.idle import Idle
 from distillspec.recipes.spin.sides import Side
 from distillspec.serving import SamplingParams
@@ -38,18 +38,18 @@ class Rates:
 
     def figures(self) -> dict[str, Any]:
         """Return all of this for JSON."""
-        idle = {name: own.shares() for name, own in self.idle.items()}
+        idle = {name: sums.shares() for name, sums in self.idle.items()}
         return {"tokens_per_s": self.whole, "by_domain": self.by_domain, "idle": idle, "seconds": self.seconds}
 
 
 def run_rounds(
-    title: str, sides: Mapping[str, Side], rounds: Sequence[Sequence[Asked]], params: SamplingParams
+    title: str, sides: Mapping[str, Side], rounds: Sequence[Sequence[SeededPrompt]], params: SamplingParams
 ) -> Rates:
     """Let every side answer the prompts of each round."""
-    found = Rates(sides)
+    rates = Rates(sides)
     with progress(title) as line:
-        for round_, asked in enumerate(rounds):
-            for place, name in enumerate(in_turn(sides, round_)):
-                line.update((round_ + place / len(sides)) / len(rounds), name)
-                found.add(name, answer(name, sides[name], asked, params, found.idle[name]))
-    return found
+        for round_, prompts in enumerate(rounds):
+            for index, name in enumerate(in_turn(sides, round_)):
+                line.update((round_ + index / len(sides)) / len(rounds), name)
+                rates.add(name, answer(name, sides[name], prompts, params, rates.idle[name]))
+    return rates

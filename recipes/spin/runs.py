@@ -16,7 +16,7 @@ PLAIN = "none"  # no speculation
 
 
 def simulation(
-    machine: Hardware, asked: Sequence[SimulatedRequest], policy: str, selection: str, seed: int = 0
+    machine: Hardware, requests: Sequence[SimulatedRequest], policy: str, selection: str, seed: int = 0
 ) -> Simulation:
     """Return a simulation that has not run yet.
 
@@ -26,7 +26,7 @@ def simulation(
         seed: of the selection.
     """
     name, chosen = (PLAIN, None) if selection == PLAIN else (policy, selection)
-    return Simulation(asked, make_policy(name, machine.latency, asked, selection=chosen, seed=seed), machine)
+    return Simulation(requests, make_policy(name, machine.latency, requests, selection=chosen, seed=seed), machine)
 
 
 def rate(result: SimulationResult) -> float:
@@ -35,9 +35,9 @@ def rate(result: SimulationResult) -> float:
     return sum(request.output_tokens for request in result.requests) / (last.at_s + last.seconds)
 
 
-def draft_rates(machine: Hardware, asked: Sequence[SimulatedRequest], policy: str) -> dict[str, float]:
+def draft_rates(machine: Hardware, requests: Sequence[SimulatedRequest], policy: str) -> dict[str, float]:
     """Return the tokens a second with each draft for all requests."""
-    return {draft: rate(simulation(machine, asked, policy, draft).run()) for draft in machine.latency.members}
+    return {draft: rate(simulation(machine, requests, policy, draft).run()) for draft in machine.latency.members}
 
 
 def by_domain(result: SimulationResult) -> dict[str, float]:

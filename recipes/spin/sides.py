@@ -54,8 +54,16 @@ class Engines:
             settings: see `EngineConfig`.
         """
         target = load_target(TargetConfig(path=self.target))
-        own = {"max_slots": self.batch, "max_model_len": 1024, "prefix_reuse": False, "compile": False, **settings}
-        engine = Engine(target, load_drafts(list(drafts), target) if drafts else None, EngineSettings(**own))
+        engine_settings = {
+            "max_slots": self.batch,
+            "max_model_len": 1024,
+            "prefix_reuse": False,
+            "compile": False,
+            **settings,
+        }
+        engine = Engine(
+            target, load_drafts(list(drafts), target) if drafts else None, EngineSettings(**engine_settings)
+        )
         self.opened.callback(engine.close)
         return engine
 
@@ -86,9 +94,9 @@ def all_sides(engines: Engines, drafts: Sequence[str], selections: Sequence[str]
 
 def selecting_side(engine: Engine, name: str) -> Side:
     """Return a side with a selection, or with a draft for every request. Lengths are by goodput."""
-    known = evaluated(engine.drafts)
+    expected = evaluated(engine.drafts)
     drafts = list(engine.drafts)
-    return Side(engine, compared_selection(_inside(engine), name, drafts, {}, expected=known, costs=engine.costs))
+    return Side(engine, compared_selection(_inside(engine), name, drafts, {}, expected=expected, costs=engine.costs))
 
 
 def choices(controller: LengthController) -> dict[str, Any]:

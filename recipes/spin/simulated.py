@@ -59,12 +59,12 @@ class Simulated:
             file: takes each figure when it is known. A later run of the same code and settings goes on from there.
             jobs: processes side by side.
         """
-        found = kept(file, asdict(self))
+        figures = kept(file, asdict(self))
         for stages in (self._comparisons, self._others):
-            fill(found, stages(found), jobs, lambda: write_json(file, found))
-        return found
+            fill(figures, stages(figures), jobs, lambda: write_json(file, figures))
+        return figures
 
-    def _comparisons(self, found: Mapping[str, Any]) -> list[Stage]:
+    def _comparisons(self, figures: Mapping[str, Any]) -> list[Stage]:
         """Return the stages that tell the best drafts. Those with many rows take longest, and begin."""
         return [
             Stage((MACHINES, name, COMPARED, str(rows)), partial(self._selections, name, rows))
@@ -72,8 +72,8 @@ class Simulated:
             for name in self.machines
         ]
 
-    def _others(self, found: Mapping[str, Any]) -> list[Stage]:
-        best = partial(self._best, found)
+    def _others(self, figures: Mapping[str, Any]) -> list[Stage]:
+        best = partial(self._best, figures)
         return [
             Stage((TRIALS,), partial(self._trials, best(self.machines[0], self.ablation_rows))),
             *(Stage((REGRET, trace), partial(self.regret.run, trace)) for trace in TRACES),
@@ -89,55 +89,56 @@ class Simulated:
             Stage((SWITCHES,), self.switches.run),
         ]
 
-    def _best(self, found: Mapping[str, Any], name: str, rows: int) -> str | None:
+    def _best(self, figures: Mapping[str, Any], name: str, rows: int) -> str | None:
         """Return the best single draft, None if it was not compared at so many rows."""
-        compared = found[MACHINES][name][COMPARED].get(str(rows))
+        compared = figures[MACHINES][name][COMPARED].get(str(rows))
         return None if compared is None else compared["best_draft"]
 
     def _selections(self, name: str, rows: int) -> dict[str, Any]:
         """Return tokens a second without drafts, with each draft for all requests, and by each selection."""
-        machine, asked = self._busy(name, rows)
+        machine, requests = self._busy(name, rows)
         drafts = list(machine.latency.members)
         results = {
-            chosen: simulation(machine, asked, self.policy, chosen).run() for chosen in (PLAIN, *drafts, *SELECTIONS)
+            chosen: simulation(machine, requests, self.policy, chosen).run() for chosen in (PLAIN, *drafts, *SELECTIONS)
         }
         rates = {chosen: rate(result) for chosen, result in results.items()}
         best = max(drafts, key=lambda draft: rates[draft])
         return {
             "tokens_per_s": rates,
             "best_draft": best,
-            "over_best": {chosen: own / rates[best] for chosen, own in rates.items()},
+            "over_best": {chosen: tokens_per_s / rates[best] for chosen, tokens_per_s in rates.items()},
             "by_domain": {chosen: by_domain(result) for chosen, result in results.items()},
         }
 
     def _parts(self, name: str) -> dict[str, float]:
         """Return tokens a second with each of SPIN's parts over those of its base: the best draft, padded, no parts."""
-        machine, asked = self._busy(name, self.ablation_rows)
+        machine, requests = self._busy(name, self.ablation_rows)
         base = replace(machine, padded_attention=True)
-        rates = draft_rates(base, asked, self.policy)
+        rates = draft_rates(base, requests, self.policy)
         best = max(rates, key=lambda draft: rates[draft])
         return {
-            part: self._rate(replace(base, **changes), asked, "goodput" if chosen else best) / rates[best]
+            part: self._rate(replace(base, **changes), requests, "goodput" if chosen else best) / rates[best]
             for part, (chosen, changes) in PARTS.items()
         }
 
     def _micro_batches(self, name: str) -> dict[str, Any]:
         """Return the curves of the cheapest and of the dearest draft, at each number of rows."""
-        by_cost = sorted((members := load_hardware(name).latency.members), key=lambda own: members[own].seconds(0, 1))
+        members = load_hardware(name).latency.members
+        by_cost = sorted(members, key=lambda draft: members[draft].seconds(0, 1))
         ends = (by_cost[0], by_cost[-1])
         return {str(rows): [micro_batches(*self._busy(name, rows), draft) for draft in ends] for rows in self.rows}
 
     def _memory(self, name: str, best: str | None) -> dict[str, Any]:
-        machine, asked = self._busy(name, self.full_rows)
-        best = best or self._best_of(machine, asked)
-        return memory_end(hardware_figures(name), asked, self.full_rows, self.policy, best)
+        machine, requests = self._busy(name, self.full_rows)
+        best = best or self._best_of(machine, requests)
+        return memory_end(hardware_figures(name), requests, self.full_rows, self.policy, best)
 
     def _trials(self, best: str | None) -> dict[str, Any]:
-        machine, asked = self._busy(self.machines[0], self.ablation_rows, self.long_requests)
-        return cost_of_trials(machine, asked, self.policy, best or self._best_of(machine, asked))
+        machine, requests = self._busy(self.machines[0], self.ablation_rows, self.long_requests)
+        return cost_of_trials(machine, requests, self.policy, best or self._best_of(machine, requests))
 
-    def _best_of(self, machine: Hardware, asked: Sequence[SimulatedRequest]) -> str:
-        rates = draft_rates(machine, asked[: machine.slots * self.requests_a_row], self.policy)
+    def _best_of(self, machine: Hardware, requests: Sequence[SimulatedRequest]) -> str:
+        rates = draft_rates(machine, requests[: machine.slots * self.requests_a_row], self.policy)
         return max(rates, key=lambda draft: rates[draft])
 
     def _busy(self, name: str, rows: int, requests: int | None = None) -> tuple[Hardware, list[SimulatedRequest]]:
@@ -145,5 +146,5 @@ class Simulated:
         load = replace(load_workload(self.workload), requests=requests or rows * self.requests_a_row)
         return replace(load_hardware(name), slots=rows), make_workload(load, 1e6, 0)
 
-    def _rate(self, machine: Hardware, asked: list[SimulatedRequest], selection: str) -> float:
-        return rate(simulation(machine, asked, self.policy, selection).run())
+    def _rate(self, machine: Hardware, requests: list[SimulatedRequest], selection: str) -> float:
+        return rate(simulation(machine, requests, self.policy, selection).run())

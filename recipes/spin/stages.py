@@ -1,4 +1,4 @@
-"""Stages of a study: each simulates one figure, and its place in the study's JSON says which."""
+"""Stages of a study: each simulates one figure, named by its keys in the study's JSON."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ class Stage:
     """One figure.
 
     Attributes:
-        place: the keys that lead to it.
+        keys: those that lead to it.
         simulate: returns it, in another process too.
     """
 
-    place: tuple[str, ...]
+    keys: tuple[str, ...]
     simulate: Callable[[], Any]
 
-    def is_in(self, found: Figures) -> bool:
+    def is_in(self, figures: Figures) -> bool:
         """Return True if the figure is known."""
-        return self.place[-1] in self._around(found)
+        return self.keys[-1] in self._around(figures)
 
-    def put(self, found: Figures, figure: Any) -> None:
+    def put(self, figures: Figures, figure: Any) -> None:
         """Set the figure."""
-        self._around(found)[self.place[-1]] = figure
+        self._around(figures)[self.keys[-1]] = figure
 
-    def _around(self, found: Figures) -> Figures:
-        for key in self.place[:-1]:
-            found = found.setdefault(key, {})
-        return found
+    def _around(self, figures: Figures) -> Figures:
+        for key in self.keys[:-1]:
+            figures = figures.setdefault(key, {})
+        return figures
 
 
-def fill(found: Figures, stages: Sequence[Stage], jobs: int, after_each: Callable[[], None]) -> None:
-    """Simulate the figures that are missing, in order, and put each in its place when it is known.
+def fill(figures: Figures, stages: Sequence[Stage], jobs: int, after_each: Callable[[], None]) -> None:
+    """Simulate the figures that are missing, in order, and set each as soon as it is known.
 
     Args:
         jobs: processes. With 1 all is simulated in this one. Figures do not depend on it.
     """
-    missing = [stage for stage in stages if not stage.is_in(found)]
+    missing = [stage for stage in stages if not stage.is_in(figures)]
     with progress("simulating") as line:
         for done, (stage, figure) in enumerate(_simulated(missing, jobs), start=1):
-            stage.put(found, figure)
+            stage.put(figures, figure)
             after_each()
-            line.update(done / len(missing), " ".join(stage.place))
+            line.update(done / len(missing), " ".join(stage.keys))
 
 
 def _simulated(stages: Sequence[Stage], jobs: int) -> Iterator[tuple[Stage, Any]]:

@@ -64,17 +64,17 @@ class Switches:
 
 def drawn(load: WorkloadConfig, seed: int) -> list[SimulatedRequest]:
     """Return a load of requests that callers name alike."""
-    return [replace(own, domain="text") for own in make_workload(load, 100.0, seed)]
+    return [replace(request, domain="text") for request in make_workload(load, 100.0, seed)]
 
 
-def step_seconds(asked: Sequence[SimulatedRequest], selection: str, ahead: bool) -> StepSeconds:
+def step_seconds(requests: Sequence[SimulatedRequest], selection: str, ahead: bool) -> StepSeconds:
     """Return the seconds of the steps of a run on `MACHINE`.
 
     Args:
         ahead: drafts read ahead of switches.
     """
-    policy = make_policy(LENGTH, COSTS, asked, selection=selection, selection_options={"fast_switching": ahead})
-    simulation, kinds = Simulation(asked, policy, MACHINE), StepSeconds([], [], [], 0.0)
+    policy = make_policy(LENGTH, COSTS, requests, selection=selection, selection_options={"fast_switching": ahead})
+    simulation, kinds = Simulation(requests, policy, MACHINE), StepSeconds([], [], [], 0.0)
     drafts: dict[str, str] = {}  # of all rows so far
     while simulation.has_work:
         result = simulation.step()
@@ -91,10 +91,10 @@ def step_seconds(asked: Sequence[SimulatedRequest], selection: str, ahead: bool)
 
 def _figures(selection: str, ahead: bool, runs: int) -> dict[str, Any]:
     """Return quantiles of the steps of each kind, in usual steps of the median, and tokens a second."""
-    found = [step_seconds(drawn(LOAD, seed), selection, ahead) for seed in range(runs)]
-    usual_s = float(numpy.median([seconds for own in found for seconds in own.usual]))
-    kinds = {kind: [seconds / usual_s for own in found for seconds in getattr(own, kind)] for kind in KINDS}
-    rates = [own.tokens_per_s for own in found]
+    by_run = [step_seconds(drawn(LOAD, seed), selection, ahead) for seed in range(runs)]
+    usual_s = float(numpy.median([seconds for run in by_run for seconds in run.usual]))
+    kinds = {kind: [seconds / usual_s for run in by_run for seconds in getattr(run, kind)] for kind in KINDS}
+    rates = [run.tokens_per_s for run in by_run]
     return {**{kind: _quantiles(steps) for kind, steps in kinds.items()}, "tokens_per_s": float(numpy.mean(rates))}
 
 

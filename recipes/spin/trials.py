@@ -17,28 +17,29 @@ LEARNT = "learnt"  # the selection that has learnt from these requests already, 
 PIECES, A_ROW = 10, 4  # of the stream, whose ratios have an interval; answers of a row that a piece has at least
 
 
-def cost_of_trials(machine: Hardware, asked: Sequence[SimulatedRequest], policy: str, best: str) -> dict[str, Any]:
+def cost_of_trials(machine: Hardware, requests: Sequence[SimulatedRequest], policy: str, best: str) -> dict[str, Any]:
     """Return shares of the tokens that trials wrote and cost, and tokens a second beside selections that know.
 
-    These are the same selection once more, which has learnt from these requests and tries nothing any more, and the
-    best single draft from the start. What the first writes more is the cost of finding out. An oracle of each request's
-    best draft alone in a step is no bound where several rows share a step.
+    Two selections know: the same selection once more, which has learnt from these requests and has stopped its trials,
+    and the best single draft from the start. The tokens that the first of them writes more are the cost of trials. An
+    oracle that takes each request's best draft is no bound where several rows share a step.
 
     Args:
-        asked: requests that keep all rows busy.
+        requests: as many as keep all rows busy.
         best: the best single draft.
     """
-    first = simulation(machine, asked, policy, "goodput")
-    result, own = first.run(), _selecting(first)
-    pieces = max(1, min(PIECES, len(asked) // (A_ROW * machine.slots)))
-    assert isinstance(own.selection, GoodputSelection), "it was asked for"
+    first = simulation(machine, requests, policy, "goodput")
+    result = first.run()
+    controller = _selecting(first)
+    pieces = max(1, min(PIECES, len(requests) // (A_ROW * machine.slots)))
+    assert isinstance(controller.selection, GoodputSelection), "the policy is goodput"
     knowing = {
-        LEARNT: _with_learnt(machine, asked, policy, own.selection),
-        best: simulation(machine, asked, policy, best),
+        LEARNT: _with_learnt(machine, requests, policy, controller.selection),
+        best: simulation(machine, requests, policy, best),
     }
     over = {name: {**_compared(result, other.run(), pieces), **_tried(other)} for name, other in knowing.items()}
     return {
-        "requests": len(asked),
+        "requests": len(requests),
         **_tried(first),
         "tokens_per_s": rate(result),
         "best_draft": best,
@@ -48,20 +49,23 @@ def cost_of_trials(machine: Hardware, asked: Sequence[SimulatedRequest], policy:
 
 def piece_rates(result: SimulationResult, pieces: int) -> list[float]:
     """Return the tokens a second of pieces of a run, each until as many requests have ended."""
-    ends = [(own.finished_s or 0.0, one.output_tokens) for one, own in zip(result.requests, result.stats, strict=True)]
+    pairs = zip(result.requests, result.stats, strict=True)
+    ends = [(stats.finished_s or 0.0, request.output_tokens) for request, stats in pairs]
     ends.sort()
-    count, found, start_s = len(ends), list[float](), 0.0
+    count = len(ends)
+    rates = list[float]()
+    start_s = 0.0
     for piece in range(pieces):
-        own = ends[count * piece // pieces : count * (piece + 1) // pieces]
-        found.append(sum(tokens for _, tokens in own) / (own[-1][0] - start_s))
-        start_s = own[-1][0]
-    return found
+        ended = ends[count * piece // pieces : count * (piece + 1) // pieces]
+        rates.append(sum(tokens for _, tokens in ended) / (ended[-1][0] - start_s))
+        start_s = ended[-1][0]
+    return rates
 
 
 def _compared(result: SimulationResult, other: SimulationResult, pieces: int) -> dict[str, Any]:
     """Return a run's tokens a second over another's, as a whole and by pieces."""
     rates = zip(piece_rates(result, pieces), piece_rates(other, pieces), strict=True)
-    by_piece = [own / known for own, known in rates]
+    by_piece = [ours / theirs for ours, theirs in rates]
     return {
         "tokens_per_s": rate(other),
         "ratio": rate(result) / rate(other),
@@ -78,14 +82,14 @@ def _tried(run: Simulation) -> dict[str, float | None]:
 
 
 def _with_learnt(
-    machine: Hardware, asked: Sequence[SimulatedRequest], policy: str, selection: GoodputSelection
+    machine: Hardware, requests: Sequence[SimulatedRequest], policy: str, selection: GoodputSelection
 ) -> Simulation:
     """Return a simulation whose lengths are learnt anew, and whose selection goes on without trials."""
     selection.tries = False
-    again = [replace(request, id=f"again-{request.id}") for request in asked]
-    found = simulation(machine, again, policy, "goodput")
-    _selecting(found).selection = selection
-    return found
+    again = [replace(request, id=f"again-{request.id}") for request in requests]
+    run = simulation(machine, again, policy, "goodput")
+    _selecting(run).selection = selection
+    return run
 
 
 def _selecting(run: Simulation) -> SelectingController:

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from distillspec.models import LanguageModel
-from distillspec.recipes.spin.answers import Answers, Asked, answer
+from distillspec.recipes.spin.answers import Answers, SeededPrompt, answer
 from distillspec.recipes.spin.idle import Idle
 from distillspec.recipes.spin.sides import Side
 from distillspec.serving import Engine, EngineSettings, SamplingParams
@@ -16,7 +16,7 @@ from distillspec.serving.base.fixed import FixedLength
 
 TOKENS = 5
 DOMAINS = "abaaba"
-ASKED = [Asked(domain, (4 + seed, 5, 6), seed) for seed, domain in enumerate(DOMAINS)]
+ASKED = [SeededPrompt(domain, (4 + seed, 5, 6), seed) for seed, domain in enumerate(DOMAINS)]
 
 
 @pytest.fixture(params=[1, 2])
@@ -36,12 +36,12 @@ def written(engine: Engine, idle: Idle) -> Answers:
 
 
 def test_tokens_and_seconds_are_those_of_the_domains(engine: Engine) -> None:
-    found = written(engine, idle := Idle())
-    assert found.tokens == len(ASKED) * TOKENS
-    assert {domain: tokens for domain, (tokens, _) in found.rows.items()} == {"a": 4 * TOKENS, "b": 2 * TOKENS}
-    row_seconds = sum(seconds for _, seconds in found.rows.values())
-    assert 0 < row_seconds <= engine.slots * found.seconds, "waiting for a slot does not count"
-    assert (row_seconds > found.seconds) == (engine.slots == 2), "rows that are written together share the time"
-    assert found.rate == found.tokens / found.seconds
-    assert found.by_domain["b"] == 2 * TOKENS / found.rows["b"][1]
+    answers = written(engine, idle := Idle())
+    assert answers.tokens == len(ASKED) * TOKENS
+    assert {domain: tokens for domain, (tokens, _) in answers.rows.items()} == {"a": 4 * TOKENS, "b": 2 * TOKENS}
+    row_seconds = sum(seconds for _, seconds in answers.rows.values())
+    assert 0 < row_seconds <= engine.slots * answers.seconds, "waiting for a slot does not count"
+    assert (row_seconds > answers.seconds) == (engine.slots == 2), "rows that are written together share the time"
+    assert answers.rate == answers.tokens / answers.seconds
+    assert answers.by_domain["b"] == 2 * TOKENS / answers.rows["b"][1]
     assert idle.tokens > 0

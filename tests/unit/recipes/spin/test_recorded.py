@@ -9,7 +9,7 @@ import pytest
 from distillspec.config import DraftConfig
 from distillspec.errors import RunError
 from distillspec.models import LanguageModel, initialise_draft
-from distillspec.recipes.spin.answers import Asked
+from distillspec.recipes.spin.answers import SeededPrompt
 from distillspec.recipes.spin.recorded import machine_of, recorded_regret
 from distillspec.recipes.spin.regret import LEARNING, Regret
 from distillspec.serving import Engine, EngineSettings
@@ -40,9 +40,9 @@ def test_without_measured_costs_nothing_is_simulated(engine: Engine) -> None:
 
 def test_selections_are_judged_on_what_was_accepted_of_each_draft(engine: Engine) -> None:
     engine.use_costs(LatencyModel(COST, COST, members={"one": COST, "two": COST}))
-    asked = [Asked("a", (5 + place, 9, 7), place) for place in range(ANSWERS)]
-    found = recorded_regret(engine, asked, TOKENS, Regret(seeds=1))
-    assert found["answers"][-1] == found["alike"] == ANSWERS, "greedy texts are the same whatever drafts"
-    assert set(found["regret"]) == set(LEARNING)
-    assert set(found["tried"]) == {"one", "two"}
-    assert all(0 < share <= 1 for share in found["tried"].values())
+    prompts = [SeededPrompt("a", (5 + seed, 9, 7), seed) for seed in range(ANSWERS)]
+    regret = recorded_regret(engine, prompts, TOKENS, Regret(seeds=1))
+    assert regret["answers"][-1] == regret["alike"] == ANSWERS, "greedy texts are the same whatever drafts"
+    assert set(regret["regret"]) == set(LEARNING)
+    assert set(regret["tried"]) == {"one", "two"}
+    assert all(0 < share <= 1 for share in regret["tried"].values())

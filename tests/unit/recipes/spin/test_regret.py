@@ -25,20 +25,20 @@ def test_fits_tell_logarithmic_growth_from_linear() -> None:
 
 @pytest.mark.parametrize("trace", TRACES)
 def test_each_trace_has_a_curve_of_each_selection(trace: str) -> None:
-    own = Regret(answers=9, seeds=1).run(trace)
-    assert own["answers"] == sorted(set(own["answers"]))
-    assert own["answers"][-1] == 9
-    assert set(own["regret"]) == set(own["fits"]) == set(LEARNING)
-    assert all(len(regret) == len(own["answers"]) for regret in own["regret"].values())
+    curves = Regret(answers=9, seeds=1).run(trace)
+    assert curves["answers"] == sorted(set(curves["answers"]))
+    assert curves["answers"][-1] == 9
+    assert set(curves["regret"]) == set(curves["fits"]) == set(LEARNING)
+    assert all(len(regret) == len(curves["answers"]) for regret in curves["regret"].values())
 
 
 def test_seeds_that_agree_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = make_workload(replace(LOAD, requests=9, output_tokens=16), 1e6, 0)
+    requests = make_workload(replace(LOAD, requests=9, output_tokens=16), 1e6, 0)
     study = Regret(seeds=5, policy="fixed-2")
     monkeypatch.setattr(regret, "NARROW", 0.0)
-    wide = study.curves(asked, MACHINE)
+    wide = study.curves(requests, MACHINE)
     assert wide["seeds"]["epsilon_greedy"] == 5, "its draws differ"
     monkeypatch.setattr(regret, "NARROW", 10.0)
-    narrow = study.curves(asked, MACHINE)
+    narrow = study.curves(requests, MACHINE)
     assert set(narrow["seeds"].values()) == {FEWEST}
     assert 0 < wide["two_errors"]["epsilon_greedy"] < 9

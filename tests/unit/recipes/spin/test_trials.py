@@ -16,15 +16,15 @@ BEST = "b"
 
 
 def test_learning_costs_what_a_selection_that_has_learnt_writes_more() -> None:
-    found = cost_of_trials(MACHINE, ASKED, "fixed-3", BEST)
-    assert 0 < found["explored"] < 1
-    assert 0 < found["lost"] < found["explored"]
-    assert set(found["over"]) == {LEARNT, BEST}
-    learnt = found["over"][LEARNT]
-    assert learnt["ratio"] == pytest.approx(found["tokens_per_s"] / learnt["tokens_per_s"])
+    figures = cost_of_trials(MACHINE, ASKED, "fixed-3", BEST)
+    assert 0 < figures["explored"] < 1
+    assert 0 < figures["lost"] < figures["explored"]
+    assert set(figures["over"]) == {LEARNT, BEST}
+    learnt = figures["over"][LEARNT]
+    assert learnt["ratio"] == pytest.approx(figures["tokens_per_s"] / learnt["tokens_per_s"])
     assert learnt["ratio"] < 1, "finding out costs something"
-    assert learnt["explored"] == found["over"][BEST]["explored"] == 0, "who knows tries nothing"
-    assert found["over"][BEST]["tokens_per_s"] == rate(simulation(MACHINE, ASKED, "fixed-3", BEST).run())
+    assert learnt["explored"] == figures["over"][BEST]["explored"] == 0, "who knows tries nothing"
+    assert figures["over"][BEST]["tokens_per_s"] == rate(simulation(MACHINE, ASKED, "fixed-3", BEST).run())
     assert learnt["interval"][1] <= learnt["interval"][0] <= learnt["interval"][2]
     assert len(learnt["by_piece"]) == 60 // (4 * 4), "a piece has four answers of each row"
 
