@@ -86,8 +86,8 @@ def _run_arms(study: Study, stream: Stream, held_out: HeldOutSets, tail_share: f
             segment: int,
             into: dict[str, dict[str, Rows]] = evaluations,
         ) -> None:
-            """Evaluate on the segment's held-out answers, and on the first segment's to see what was forgotten."""
-            into[str(segment)] = {str(place): held_out.evaluate(draft, place, store) for place in sorted({0, segment})}
+            """Evaluate on held-out answers of the segment, and of the first one, which the draft may have forgotten."""
+            into[str(segment)] = {str(exam): held_out.evaluate(draft, exam, store) for exam in sorted({0, segment})}
 
         figures = run_arm(study, arm, stream, tail_share, evaluate)
         write_json(study.arm(arm.name), {**figures, "exams": evaluations})

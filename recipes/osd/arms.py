@@ -63,8 +63,8 @@ def arms(study: Study) -> list[Arm]:
     """
     loss = LossConfig(name=study.loss)
 
-    def adapting(**own: Any) -> AdaptConfig:
-        return AdaptConfig(**{**common(study), "on_drift": False, **own})
+    def adapting(**changes: Any) -> AdaptConfig:
+        return AdaptConfig(**{**common(study), "on_drift": False, **changes})
 
     return [
         Arm("static", None, loss),
@@ -113,7 +113,10 @@ class _ArmRun:
     """Log, registry, trainer and gate as beside a server, called in turn."""
 
     def __init__(self, study: Study, arm: Arm, stream: Stream, tail_share: float, folder: Path) -> None:
-        self.study, self.arm, self.stream, self.tail_share = study, arm, stream, tail_share
+        self.study = study
+        self.arm = arm
+        self.stream = stream
+        self.tail_share = tail_share
         recorded = recording_settings(study)
         settings = replace(
             recorded,
@@ -127,7 +130,8 @@ class _ArmRun:
         self.registry = self.trainer.registry
         first = self.registry.add(lambda into: shutil.copytree(first_version(study).path, into))
         self.version = self.registry.promote(first.name, "first draft")
-        self.draft, self.states = load_draft(self.version.path, stream.target), TargetStates(stream.target)
+        self.draft = load_draft(self.version.path, stream.target)
+        self.states = TargetStates(stream.target)
         judge = Judge(settings, self.registry, self.replay, self.trainer.scorer.table, self._costs)
         self.gate = Gatekeeper(settings, self.registry, judge) if arm.gated else None
         self.store = None if arm.store is None else Store(arm.store, stream.key.vocab_size)
@@ -142,8 +146,8 @@ class _ArmRun:
             hindsights = [look_back(self.draft, answer, self.states, self._named(answer)) for answer in group]
             self.states.forget()
             looking_s += time.monotonic() - before
-            logged = [self._redrawn(answer, own) for answer, own in zip(group, hindsights, strict=True)]
-            self.rows += [row_of(self.study, *three) for three in zip(group, logged, hindsights, strict=True)]
+            logged = [self._redrawn(answer, hindsight) for answer, hindsight in zip(group, hindsights, strict=True)]
+            self.rows += [row_of(self.study, *triple) for triple in zip(group, logged, hindsights, strict=True)]
             usable = [answer for answer in logged if not self.study.holds_out(answer.request_id)]
             if self.store is not None:
                 self.store.learn(usable)
@@ -168,10 +172,10 @@ class _ArmRun:
     def _groups(self) -> Iterator[tuple[Sequence[LoggedAnswer], list[int]]]:
         """Yield as many answers as run side by side, with the segments that end among them."""
         answers = self.stream.answers
-        last = {segment_of(answer): place for place, answer in enumerate(answers)}
+        last = {segment_of(answer): index for index, answer in enumerate(answers)}
         for start in range(0, len(answers), self.study.slots):
             stop = start + self.study.slots
-            yield answers[start:stop], sorted(s for s, place in last.items() if start <= place < stop)
+            yield answers[start:stop], sorted(segment for segment, index in last.items() if start <= index < stop)
 
     def _named(self, answer: LoggedAnswer) -> Tensor | None:
         return None if self.store is None else self.store.named(answer)
@@ -205,7 +209,12 @@ class _ArmRun:
 
 
 def row_of(study: Study, served: LoggedAnswer, answer: LoggedAnswer, hindsight: Hindsight) -> dict[str, Any]:
-    """Return one request's figures, sums over its tokens: `served` as recorded, `answer` as this arm would have."""
+    """Return one request's figures, as sums over its tokens.
+
+    Args:
+        served: the answer as it was recorded.
+        answer: the same, redrawn as if this arm's draft had served.
+    """
     return {
         "segment": segment_of(answer),
         "split": "held_out" if study.holds_out(answer.request_id) else "train",

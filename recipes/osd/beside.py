@@ -1,6 +1,6 @@
 """Acceptance at a row's first position where a store names a token that is tried before the draft's.
 
-The named token s is accepted with p(s). Else the draft's token is judged by what is left of p, without s:
+The named token s is accepted with p(s). Else the draft's token is judged against p without s:
 α = p(s) + Σ_{y ≠ s} min(p(y), (1 − p(s)) q(y)) (multi-round rejection, SpecInfer, Miao et al. 2023). Both tokens are
 verified in one pass.
 """
@@ -46,13 +46,13 @@ def alpha_beside(
     draft: LanguageModel, target: LanguageModel, answer: LoggedAnswer, named: Tensor, states: TargetStates
 ) -> Tensor:
     """Return α `[R]` float64 by whole distributions. `named` is `[R]`, as above."""
-    sample, found = answer.sample(), []
+    sample, pieces = answer.sample(), []
     drafted, hidden = drafted_hidden(draft, sample, states, 1)[0], states.hidden(sample)
     for start in range(0, len(named), CHUNK_POSITIONS):
         rows = slice(start, start + CHUNK_POSITIONS)
         p, q = (policy_probs(m.head.logits(h[rows]), answer.policy) for m, h in ((target, hidden), (draft, drafted)))
-        found.append(_whole(p, q, draft.kept_ids, named[rows, None].to(p.device)).double().cpu())
-    return torch.cat(found)
+        pieces.append(_whole(p, q, draft.kept_ids, named[rows, None].to(p.device)).double().cpu())
+    return torch.cat(pieces)
 
 
 def _whole(p: Tensor, q: Tensor, kept_ids: Tensor | None, named: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ Row = dict[str, Any]
 def tail_shares(arms: dict[str, Any], offline: dict[str, Any], segments: int) -> list[float]:
     """Return Σ (α − lower) / Σ (upper − lower) by segment, over all drafts evaluated on it."""
     rows: list[list[Row]] = [[] for _ in range(segments)]
-    for segment, found in _evaluations(arms, offline):
-        rows[segment] += found
-    return [share_of_room(own) for own in rows]
+    for segment, segment_rows in _evaluations(arms, offline):
+        rows[segment] += segment_rows
+    return [share_of_room(segment_rows) for segment_rows in rows]
 
 
 def estimate(rows: Sequence[Row], shares: Sequence[float]) -> list[Row]:
@@ -28,14 +28,14 @@ def estimate(rows: Sequence[Row], shares: Sequence[float]) -> list[Row]:
 
 def bias_by_arm(arms: dict[str, Any], shares: Sequence[float]) -> dict[str, dict[str, float]]:
     """Compare true α, bounds and estimate of each arm at its segments' ends: does one share suit all arms?"""
-    found = {}
+    biases = {}
     for name, arm in arms.items():
         rows = [row | {"segment": int(end)} for end, by_segment in arm["exams"].items() for row in by_segment[end]]
         positions = sum(row["positions"] for row in rows)
         estimated = sum(row["alpha"] for row in estimate(rows, shares)) / positions
         sums = {field: sum(row[field] for row in rows) / positions for field in ("alpha", "lower", "upper")}
-        found[name] = {**sums, "estimate": estimated}
-    return found
+        biases[name] = {**sums, "estimate": estimated}
+    return biases
 
 
 def _evaluations(arms: dict[str, Any], offline: dict[str, Any]) -> Iterator[tuple[int, list[Row]]]:

@@ -20,13 +20,13 @@ def plot_acceptance(arms: dict[str, Any], study: Study, path: Path) -> None:
     """Plot α over requests, each measured before the arm learnt from it. Ticks below are updates."""
     figure = Figure(figsize=(10, 5), dpi=120, layout="constrained")
     axis, ticks = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
-    for place, (name, arm) in enumerate(arms.items()):
+    for index, (name, arm) in enumerate(arms.items()):
         (line,) = axis.plot(_moving(arm["requests"]), label=name, linewidth=1.2)
         times = [update["after"] for update in arm["updates"]]
-        ticks.plot(times, [-place] * len(times), "|", color=line.get_color(), markersize=9)
+        ticks.plot(times, [-index] * len(times), "|", color=line.get_color(), markersize=9)
     rows = next(iter(arms.values()))["requests"]
-    for place, segment in enumerate(study.segments):
-        start = next(i for i, row in enumerate(rows) if row["segment"] == place)
+    for index, segment in enumerate(study.segments):
+        start = next(i for i, row in enumerate(rows) if row["segment"] == index)
         axis.axvline(start, color="grey", linewidth=0.6)
         axis.text(start + 2, 0.99, segment.domain, transform=axis.get_xaxis_transform(), va="top")
     axis.set_ylabel(f"acceptance rate α, mean of {WINDOW} requests")
@@ -41,12 +41,12 @@ def plot_offline(arms: dict[str, Any], offline: dict[str, Any], study: Study, pa
     """Plot α on held-out answers at each segment's end, beside drafts distilled offline on a share of it."""
     figure = Figure(figsize=(2.4 * len(study.segments), 3.2), dpi=120, layout="constrained")
     axes = figure.subplots(1, len(study.segments), sharey=True, squeeze=False)[0]
-    for place, (axis, segment) in enumerate(zip(axes, study.segments, strict=True)):
-        shares = [f for f in study.fractions if f"{place}/{f:g}" in offline]
-        rivals = [alpha_of(offline[f"{place}/{f:g}"]["exam"]) for f in shares]
-        axis.plot([100 * f for f in shares], rivals, "o-", color="black", label="offline")
+    for index, (axis, segment) in enumerate(zip(axes, study.segments, strict=True)):
+        shares = [fraction for fraction in study.fractions if f"{index}/{fraction:g}" in offline]
+        rivals = [alpha_of(offline[f"{index}/{fraction:g}"]["exam"]) for fraction in shares]
+        axis.plot([100 * fraction for fraction in shares], rivals, "o-", color="black", label="offline")
         for number, (name, arm) in enumerate(arms.items()):
-            reached = alpha_of(arm["exams"][str(place)][str(place)])
+            reached = alpha_of(arm["exams"][str(index)][str(index)])
             axis.axhline(reached, color=f"C{number}", linewidth=1, linestyle="--", label=name)
         axis.set_title(segment.domain)
         axis.set_xlabel("% of the segment")

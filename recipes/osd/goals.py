@@ -22,51 +22,60 @@ def goals(arms: dict[str, Any], offline: dict[str, Any], segments: int, seed: in
 
     gain: α over static's, in the second half of each segment after the first. The last is the return.
     rival_gain: α over static's of a draft distilled on 100 % of the segment, on its held-out answers.
-    of_rival: the first as a share of the second, None where the rival gains nothing.
-    of_offline: share of the α that this draft reaches.
+    of_rival: `gain` as a share of `rival_gain`, None where the rival gains nothing.
+    of_offline: α as a share of that draft's.
     kept: share of the first α on the first segment's held-out answers, when the first domain returns.
     returned: α over the last segment as a share of that over the first.
 
     Rows of arms have `alpha` from `bias.estimate`, rows of held-out answers the true one.
     """
-    last, found = segments - 1, {}
+    last = segments - 1
+    by_arm = {}
     static, without = arms["static"]["requests"], arms["static"]["exams"]
     rivals = {
-        s: gain(offline[f"{s}/1"]["exam"], without[str(s)][str(s)], seed, "positions")
-        for s in range(1, segments)
-        if f"{s}/1" in offline
+        segment: gain(offline[f"{segment}/1"]["exam"], without[str(segment)][str(segment)], seed, "positions")
+        for segment in range(1, segments)
+        if f"{segment}/1" in offline
     }
     for name, arm in arms.items():
         if name == "static":
             continue
         held_out, rows = arm["exams"], arm["requests"]
-        gains = {s: gain(half(rows, s, 1), half(static, s, 1), seed) for s in range(1, segments)}
-        found[name] = {
-            "gain": {s: asdict(own) for s, own in gains.items()},
-            "rival_gain": {s: asdict(rival) for s, rival in rivals.items()},
-            "of_rival": {s: gains[s].mean / r.mean if r.mean > 0 else None for s, r in rivals.items()},
+        gains = {
+            segment: gain(half(rows, segment, 1), half(static, segment, 1), seed) for segment in range(1, segments)
+        }
+        by_arm[name] = {
+            "gain": {segment: asdict(difference) for segment, difference in gains.items()},
+            "rival_gain": {segment: asdict(rival) for segment, rival in rivals.items()},
+            "of_rival": {
+                segment: gains[segment].mean / rival.mean if rival.mean > 0 else None
+                for segment, rival in rivals.items()
+            },
             "of_offline": {
-                s: asdict(ratio(offline[f"{s}/1"]["exam"], held_out[str(s)][str(s)], seed))
-                for s in range(segments)
-                if f"{s}/1" in offline
+                segment: asdict(ratio(offline[f"{segment}/1"]["exam"], held_out[str(segment)][str(segment)], seed))
+                for segment in range(segments)
+                if f"{segment}/1" in offline
             },
             "kept": asdict(ratio(held_out["0"]["0"], held_out[str(max(0, last - 1))]["0"], seed)),
             "returned": alpha(of(rows, last)) / alpha(of(rows, 0)),
         }
-    return found
+    return by_arm
 
 
 def gain(rows: Sequence[Row], static: Sequence[Row], seed: int, by: str = "tokens") -> Interval:
-    """Return Σ of differences by request / tokens (`by` positions of held-out answers). What both find easy cancels."""
+    """Return Σ of differences by request / tokens (`by` positions of held-out answers).
+
+    Requests are paired, so that text that is easy for both cancels.
+    """
     differences = [row["alpha"] - other["alpha"] for row, other in zip(rows, static, strict=True)]
     return interval(differences, [row[by] for row in rows], SAMPLES, seed)
 
 
 def ratio(before: Sequence[Row], after: Sequence[Row], seed: int) -> Interval:
     """Return α of `after` as a share of that of `before`, on the same answers."""
-    first, second = (([r["alpha"] for r in rows], [r["positions"] for r in rows]) for rows in (before, after))
-    found = relative_gain(first, second, SAMPLES, seed)
-    return Interval(1 + found.mean, 1 + found.low, 1 + found.high)
+    first, second = (([row["alpha"] for row in rows], [r["positions"] for r in rows]) for rows in (before, after))
+    change = relative_gain(first, second, SAMPLES, seed)
+    return Interval(1 + change.mean, 1 + change.low, 1 + change.high)
 
 
 def of(rows: Sequence[Row], segment: int) -> list[Row]:
@@ -76,9 +85,9 @@ def of(rows: Sequence[Row], segment: int) -> list[Row]:
 
 def half(rows: Sequence[Row], segment: int, which: int) -> list[Row]:
     """Return the first (0) or second (1) half of a segment's requests."""
-    own = of(rows, segment)
-    middle = len(own) // 2
-    return own[middle:] if which else own[:middle]
+    segment_rows = of(rows, segment)
+    middle = len(segment_rows) // 2
+    return segment_rows[middle:] if which else segment_rows[:middle]
 
 
 def alpha(rows: Sequence[Row]) -> float:

@@ -18,16 +18,16 @@ POSITIONS = ("all", "rejected")
 def fill_grid(study: Study, stream: Stream, tail_share: float) -> None:
     """Fill `grid.json`, cell by cell. Finished cells are kept."""
     file = study.part("grid")
-    found = study.finished("grid")
+    finished = study.finished("grid")
     part = replace(stream, answers=tuple(stream.of(study.grid_segment)))
     for loss, positions, every in cells(study):
         name = f"{loss}-{positions}-{every}"
-        if name in found:
+        if name in finished:
             continue
         config = AdaptConfig(**common(study), mode="flush", on_drift=False, positions=positions, every_requests=every)
-        found[name] = run_arm(study, Arm(name, config, LossConfig(name=loss)), part, tail_share)
-        write_json(file, found)
-        print(f"grid, {name}: {found[name]['seconds']:.0f} s", flush=True)
+        finished[name] = run_arm(study, Arm(name, config, LossConfig(name=loss)), part, tail_share)
+        write_json(file, finished)
+        print(f"grid, {name}: {finished[name]['seconds']:.0f} s", flush=True)
 
 
 def cells(study: Study) -> Iterator[tuple[str, str, int]]:

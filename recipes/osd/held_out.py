@@ -35,9 +35,9 @@ class HeldOutSets:
             [answer for answer in stream.of(segment) if study.holds_out(answer.request_id)][: study.exam_requests]
             for segment in range(len(study.segments))
         ]
-        for place, answers in enumerate(self.answers):
+        for segment, answers in enumerate(self.answers):
             if not answers:
-                raise ConfigError(f"no request of segment {place} is held out; raise --requests or --held-out")
+                raise ConfigError(f"no request of segment {segment} is held out; raise --requests or --held-out")
 
     def evaluate(self, draft: LanguageModel, segment: int, store: Store | None = None) -> Rows:
         """Measure true α and its bounds from the log's signal, for the same draft and text.

@@ -106,9 +106,9 @@ def redraw(
 
 def _accepted(pair: BucketedPair, ids: Tensor, labels: Tensor, draft: LanguageModel) -> tuple[Tensor, Tensor]:
     """Return w and whether the label is in the tail, for the pair's positions."""
-    places = (ids.long() == labels[:, None]).int()
-    in_top = places.any(-1)
-    bucket = torch.where(in_top, places.argmax(-1), ids.shape[1])[:, None]
+    matches = (ids.long() == labels[:, None]).int()
+    in_top = matches.any(-1)
+    bucket = torch.where(in_top, matches.argmax(-1), ids.shape[1])[:, None]
     p, q = (probs.gather(-1, bucket)[:, 0] for probs in (pair.target_probs, pair.draft_probs))
     producible = columns_of(labels, draft.kept_ids, draft.width) >= 0
     return torch.where(producible, (q / p).clamp(max=1), 0), ~in_top

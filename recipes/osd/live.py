@@ -53,16 +53,17 @@ class Loads:
         loads = []
         for turn, domain in enumerate(self.plan()):
             load = poisson_load(questions[domain], self.params, self.rate, self.seconds, self.seed + turn)
-            asked = [questions[domain].pop(0) for _ in load]
-            questions[domain] += asked
-            loads.append([Arrival(one.at_s, question, self.params) for one, question in zip(load, asked, strict=True)])
+            drawn = [questions[domain].pop(0) for _ in load]
+            questions[domain] += drawn
+            arrivals = zip(load, drawn, strict=True)
+            loads.append([Arrival(arrival.at_s, question, self.params) for arrival, question in arrivals])
         return loads
 
     def _questions(self, segment: Segment) -> list[Question]:
         rows = read_rows(DataConfig(prompts=segment.file))
-        found = [Question.of(str(place), row["prompt"], segment.domain) for place, row in enumerate(rows)]
-        random.Random(self.seed).shuffle(found)
-        return found
+        questions = [Question.of(str(index), row["prompt"], segment.domain) for index, row in enumerate(rows)]
+        random.Random(self.seed).shuffle(questions)
+        return questions
 
 
 def main() -> int:
@@ -85,9 +86,9 @@ def _run(options: argparse.Namespace) -> int:
             for name in options.sides
         ]
         for turn, load in enumerate(arrivals):
-            for place, side in enumerate(in_turn(sides, turn)):
+            for index, side in enumerate(in_turn(sides, turn)):
                 side.serve(load)
-                line.update((turn + (place + 1) / len(sides)) / len(arrivals), f"{side.name}: turn {turn + 1}")
+                line.update((turn + (index + 1) / len(sides)) / len(arrivals), f"{side.name}: turn {turn + 1}")
             _write(sides, plan, options)
     print((options.output / "live.md").read_text())
     print(f"results: {options.output}")
@@ -100,13 +101,13 @@ def _words(options: argparse.Namespace, side: str) -> list[str]:
 
 def _write(sides: Sequence[Side], plan: Plan, options: argparse.Namespace) -> None:
     """Write the figures so far."""
-    found = figures(sides, plan, options.seed)
+    record = figures(sides, plan, options.seed)
     settings = {name: value for name, value in vars(options).items() if name not in ("output", "draft", "segments")}
     write_json(
-        options.output / "live.json", {"settings": settings, **found, "provenance": provenance([], options.seed)}
+        options.output / "live.json", {"settings": settings, **record, "provenance": provenance([], options.seed)}
     )
-    write_text(options.output / "live.md", table(found))
-    plot(found, options.output / "live.png")
+    write_text(options.output / "live.md", table(record))
+    plot(record, options.output / "live.png")
 
 
 def _options() -> argparse.Namespace:

@@ -20,19 +20,19 @@ GOALS = {
 }
 
 
-def met(found: dict[str, Any]) -> dict[str, bool | None]:
+def met(record: dict[str, Any]) -> dict[str, bool | None]:
     """Return whether each goal is met by the figures of `turns.figures`. None: they do not say."""
-    static, without = found.get("online_over_static"), found.get("online_over_none")
+    static, without = record.get("online_over_static"), record.get("online_over_none")
     shifted, beside_none = (None if each is None else each["shifted"] for each in (static, without))
     windows = [] if static is None else [window for window in static["windows"] if window is not None]
-    shares = found["cpu"].get("online", {}).get("shares", {})
+    shares = record["cpu"].get("online", {}).get("shares", {})
     return {
         "median": None if shifted is None else shifted["median"] >= GOALS["median"],
         "low": None if shifted is None else shifted["over_requests"]["low"] > GOALS["low"],
         "over_none": None if beside_none is None else beside_none["median"] >= GOALS["over_none"],
         "window": _reach([window for window in windows if not window["updates"]], GOALS["window"]),
         "window_with_update": _reach([window for window in windows if window["updates"]], GOALS["window_with_update"]),
-        "first_promotion_s": _promoted_by(found["events"].get("online", []), GOALS["first_promotion_s"]),
+        "first_promotion_s": _promoted_by(record["events"].get("online", []), GOALS["first_promotion_s"]),
         **{work: shares[work] <= GOALS[work] if work in shares else None for work in ("judging", "logging")},
     }
 

@@ -26,18 +26,18 @@ def distil_offline(study: Study, stream: Stream, held_out: HeldOutSets) -> None:
     Finished cells are kept, so that an interrupted study continues.
     """
     file = study.part("offline")
-    found = study.finished("offline")
+    cells = study.finished("offline")
     settings, replay = recording_settings(study), ReplayLog(study.stream / "replay")
     registry = VersionRegistry(study.stream / "versions")
     drafts = BaseDrafts(registry, replay, LoadedTarget.of(settings, replay.key))
     try:
         for segment, fraction in _cells(study):
             name = f"{segment}/{fraction:g}"
-            if name in found:
+            if name in cells:
                 continue
-            found[name] = _cell(study, stream, held_out, drafts, segment, fraction)
-            write_json(file, found)
-            print(f"offline, segment {segment}, {fraction:.0%}: {found[name]['requests']} requests", flush=True)
+            cells[name] = _cell(study, stream, held_out, drafts, segment, fraction)
+            write_json(file, cells)
+            print(f"offline, segment {segment}, {fraction:.0%}: {cells[name]['requests']} requests", flush=True)
     finally:
         registry.close()
         replay.close()
@@ -60,5 +60,10 @@ def _cell(
     draft, _ = drafts.renewed(drafts.load(drafts.current()), examples, config.vocabulary)
     states = drafts.states_for(draft)
     result, _ = learn(draft, examples, config, LossConfig(name=study.loss), states=states, seed=study.seed)
-    exam, made = held_out.evaluate(draft, segment), provenance([], study.seed)
-    return {"requests": len(examples), "learnt": result.to_json(), "exam": exam, "provenance": made}
+    exam = held_out.evaluate(draft, segment)
+    return {
+        "requests": len(examples),
+        "learnt": result.to_json(),
+        "exam": exam,
+        "provenance": provenance([], study.seed),
+    }

@@ -23,11 +23,11 @@ def write_results(study: Study) -> str:
     Recording, arms and cells have the provenance of their own run, None from before it was written. The last one is
     that of the tables.
     """
-    found = {name: read_object(study.arm(name)) for name in ARMS if study.arm(name).is_file()}
+    finished = {name: read_object(study.arm(name)) for name in ARMS if study.arm(name).is_file()}
     offline, grid = (study.finished(part) for part in ("offline", "grid"))
     segments = len(study.segments)
-    shares = tail_shares(found, offline, segments)
-    arms = {name: _estimated(arm, shares) for name, arm in found.items()}
+    shares = tail_shares(finished, offline, segments)
+    arms = {name: _estimated(arm, shares) for name, arm in finished.items()}
     results: dict[str, Any] = {"settings": study.settings(), "recording": study.finished("stream")}
     if "static" in arms:
         static = arms["static"]["requests"]
@@ -53,14 +53,14 @@ def _estimated(arm: dict[str, Any], shares: list[float]) -> dict[str, Any]:
 
 
 def _arm_figures(arm: dict[str, Any], static: list[Row], study: Study) -> dict[str, Any]:
-    rows, places = arm["requests"], range(len(study.segments))
+    rows, segments = arm["requests"], range(len(study.segments))
     return {
         "alpha": alpha(rows),
         "gain": asdict(gain(rows, static, study.seed)),
-        "first_half": [alpha(half(rows, place, 0)) for place in places],
-        "second_half": [alpha(half(rows, place, 1)) for place in places],
-        "exam_at_end": [alpha_of(arm["exams"][str(place)][str(place)]) for place in places],
-        "first_exam_at_end": [alpha_of(arm["exams"][str(place)]["0"]) for place in places],
+        "first_half": [alpha(half(rows, segment, 0)) for segment in segments],
+        "second_half": [alpha(half(rows, segment, 1)) for segment in segments],
+        "exam_at_end": [alpha_of(arm["exams"][str(segment)][str(segment)]) for segment in segments],
+        "first_exam_at_end": [alpha_of(arm["exams"][str(segment)]["0"]) for segment in segments],
         "requests": [[row["segment"], row["tokens"], round(row["alpha"], 3)] for row in rows],
         "updates_after": [[update["after"], update["reason"]] for update in arm["updates"]],
         **_work(arm),

@@ -42,15 +42,18 @@ class Turn:
 
 
 class Side:
-    """A running server. It and its trainer stand still between turns, so that they do not slow the others.
+    """A running server. It and its trainer are suspended between turns, so that they do not slow the other sides.
 
     Args:
         folder: the online folder. None: this side does not learn.
     """
 
     def __init__(self, name: str, server: Server, process: psutil.Process, folder: Path | None) -> None:
-        self.name, self.folder, self.turns = name, folder, list[Turn]()
-        self._server, self._process = server, process
+        self.name = name
+        self.folder = folder
+        self.turns = list[Turn]()
+        self._server = server
+        self._process = process
 
     def serve(self, arrivals: Sequence[Arrival[Question]]) -> Turn:
         """Send a load, and wait until all of it is answered."""
@@ -70,12 +73,12 @@ class Side:
                 process.resume() if may else process.suspend()
 
     def _cpu_seconds(self) -> CpuSeconds:
-        own = self._process.cpu_times()
-        trainer = own.children_user + own.children_system  # of trainers that have ended
+        server = self._process.cpu_times()
+        trainer = server.children_user + server.children_system  # of trainers that have ended
         for child in self._process.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 trainer += sum(child.cpu_times()[:2])
-        return CpuSeconds(own.user + own.system, trainer)
+        return CpuSeconds(server.user + server.system, trainer)
 
 
 @contextmanager

@@ -42,15 +42,15 @@ class Store:
     def named(self, answer: LoggedAnswer) -> Tensor:
         """Return the token that it would have named at each of the answer's R tokens `[R]`, `NOTHING` for none.
 
-        It follows the answer's own text, as in service, and forgets it again.
+        A copy of the proposer reads the answer as it goes on, as in service. The store itself learns nothing.
         """
         proposer, sequence = deepcopy(self._proposer), _sequence(answer)
-        found = []
+        tokens = []
         for token in answer.response_ids:
             (tree,) = proposer.propose([ProposalRequest(sequence, chain_of(1, self._source))])
-            found.append(tree.tokens[0] if tree.tokens else NOTHING)
+            tokens.append(tree.tokens[0] if tree.tokens else NOTHING)
             sequence.tokens.append(token)
-        return torch.tensor(found)
+        return torch.tensor(tokens)
 
     def learn(self, answers: Sequence[LoggedAnswer]) -> None:
         """Learn from whole answers, as when they end in service."""

@@ -117,29 +117,29 @@ def planned_requests(study: Study, target: LanguageModel) -> list[Request]:
     params = SamplingParams(temperature=1.0, max_tokens=study.max_tokens)
     prompts: dict[str, Iterator[Prompt]] = {}
     requests = []
-    for place, segment in enumerate(study.segments):
+    for index, segment in enumerate(study.segments):
         if segment.domain not in prompts:
             prompts[segment.domain] = iter(_prompts(study, segment, target))
         for prompt in islice(prompts[segment.domain], study.requests):
-            name = f"{place}/{segment.domain}/{prompt.id}"
+            name = f"{index}/{segment.domain}/{prompt.id}"
             requests.append(Request(name, prompt.token_ids, params, domain=segment.domain))
     return requests
 
 
 def _prompts(study: Study, segment: Segment, target: LanguageModel) -> tuple[Prompt, ...]:
     needed = study.requests * sum(other.domain == segment.domain for other in study.segments)
-    found = prompts_of(segment, target, study.max_prompt_tokens, study.seed)
-    if len(found) < needed:
+    prompts = prompts_of(segment, target, study.max_prompt_tokens, study.seed)
+    if len(prompts) < needed:
         raise ConfigError(
-            f"{segment.file} has {len(found)} usable prompts, but {segment.domain} needs {needed}; lower --requests"
+            f"{segment.file} has {len(prompts)} usable prompts, but {segment.domain} needs {needed}; lower --requests"
         )
-    return found[:needed]
+    return prompts[:needed]
 
 
 def prompts_of(segment: Segment, target: LanguageModel, longest: int, seed: int) -> tuple[Prompt, ...]:
     """Return a segment's prompts of at most `longest` tokens, in random order."""
-    found = read_prompts(DataConfig(prompts=segment.file), target.text_tokenizer)
-    prompts = list({p.token_ids: p for p in found if 0 < len(p.token_ids) <= longest}.values())
+    read = read_prompts(DataConfig(prompts=segment.file), target.text_tokenizer)
+    prompts = list({prompt.token_ids: prompt for prompt in read if 0 < len(prompt.token_ids) <= longest}.values())
     random.Random(seed).shuffle(prompts)
     return tuple(prompts[1:])  # without the first, as in the published figures
 
@@ -157,7 +157,8 @@ def _recorded(settings: OnlineSettings) -> set[str]:
 def _serve(engine: Engine, adaptation: Adaptation, requests: list[Request], slots: int) -> tuple[float, int]:
     """Serve the requests, as many at a time as there are slots. Return seconds and tokens."""
     waiting = iter(requests)
-    started, tokens, done = time.monotonic(), 0, 0
+    started = time.monotonic()
+    tokens = done = 0
     for request in islice(waiting, slots):
         engine.submit(request)
     with progress("recording the stream") as line:

@@ -83,16 +83,16 @@ class Study:
         Raises:
             ConfigError: the folder holds a study with other settings.
         """
-        file, own = self.part("study"), self.settings()
+        file, settings = self.part("study"), self.settings()
         if file.is_file():
-            found = json.loads(file.read_text())
-            changed = [name for name, value in own.items() if name not in GROWING and found.get(name) != value]
+            stored = json.loads(file.read_text())
+            changed = [name for name, value in settings.items() if name not in GROWING and stored.get(name) != value]
             if changed:
                 raise ConfigError(
-                    f"--output {self.root} holds a study with another {changed[0]} ({found.get(changed[0])}, not "
-                    f"{own[changed[0]]}); name another folder"
+                    f"--output {self.root} holds a study with another {changed[0]} ({stored.get(changed[0])}, not "
+                    f"{settings[changed[0]]}); name another folder"
                 )
-        write_json(file, own)
+        write_json(file, settings)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as JSON values, without the paths of this machine."""

@@ -27,19 +27,19 @@ def _halves(results: Figures, study: Study) -> Iterator[str]:
     yield f"|---|{'---|' * len(study.segments)}---|---|---|"
     for name, arm in results["arms"].items():
         halves = zip(arm["first_half"], arm["second_half"], strict=True)
-        shown = " | ".join(f"{early:.3f} → {late:.3f}" for early, late in halves)
-        yield f"| {name} | {shown} | {arm['alpha']:.3f} | {arm['updates']} | {arm['training_tokens']:,} |"
+        by_segment = " | ".join(f"{early:.3f} → {late:.3f}" for early, late in halves)
+        yield f"| {name} | {by_segment} | {arm['alpha']:.3f} | {arm['updates']} | {arm['training_tokens']:,} |"
 
 
 def _held_out(results: Figures, study: Study) -> Iterator[str]:
     yield f"| α on held-out answers | {' | '.join(_titles(study))} |"
     yield f"|---|{'---|' * len(study.segments)}"
     for name, arm in results["arms"].items():
-        yield f"| {name}, at the segment's end | {' | '.join(f'{found:.3f}' for found in arm['exam_at_end'])} |"
+        yield f"| {name}, at the segment's end | {' | '.join(f'{alpha:.3f}' for alpha in arm['exam_at_end'])} |"
     for fraction in study.fractions:
-        found = [results["offline"].get(f"{place}/{fraction:g}") for place in range(len(study.segments))]
-        shown = " | ".join("–" if cell is None else f"{cell['alpha']['mean']:.3f}" for cell in found)
-        yield f"| offline on {fraction:.0%} of the segment | {shown} |"
+        distilled = [results["offline"].get(f"{segment}/{fraction:g}") for segment in range(len(study.segments))]
+        alphas = " | ".join("–" if cell is None else f"{cell['alpha']['mean']:.3f}" for cell in distilled)
+        yield f"| offline on {fraction:.0%} of the segment | {alphas} |"
 
 
 def _goals(results: Figures, study: Study) -> Iterator[str]:
@@ -49,18 +49,18 @@ def _goals(results: Figures, study: Study) -> Iterator[str]:
         f"| as a share of the rival's (goal {SHARE}) | {last} again (goal {RETURN}) | α there / α at first |"
     )
     yield "|---|---|---|---|---|"
-    for name, found in results["goals"].items():
-        *gains, at_return = (cell["mean"] for cell in found["gain"].values())
-        shares = [found["of_rival"].get(place) for place in range(1, len(study.segments) - 1)]
+    for name, figures in results["goals"].items():
+        *gains, at_return = (cell["mean"] for cell in figures["gain"].values())
+        shares = [figures["of_rival"].get(segment) for segment in range(1, len(study.segments) - 1)]
         yield (
-            f"| {name} | {', '.join(_marked(own, GAIN, '+.3f') for own in gains)} "
+            f"| {name} | {', '.join(_marked(gain, GAIN, '+.3f') for gain in gains)} "
             f"| {', '.join('–' if share is None else _marked(share, SHARE, '.2f') for share in shares)} "
-            f"| {_marked(at_return, RETURN, '+.3f')} | {found['returned']:.3f} |"
+            f"| {_marked(at_return, RETURN, '+.3f')} | {figures['returned']:.3f} |"
         )
     any_arm: Figures = next(iter(results["goals"].values()), {})
     rivals: dict[int, Figures] = any_arm.get("rival_gain", {})
-    shown = [f"{study.segments[place].domain} {cell['mean']:+.3f}" for place, cell in rivals.items()]
-    yield f"| offline on 100 %, held-out answers | {', '.join(shown)} | | | |"
+    rival_gains = [f"{study.segments[segment].domain} {cell['mean']:+.3f}" for segment, cell in rivals.items()]
+    yield f"| offline on 100 %, held-out answers | {', '.join(rival_gains)} | | | |"
     yield ""
     yield "Bold: the goal is met."
 
@@ -72,14 +72,14 @@ def _grid(results: Figures, study: Study) -> Iterator[str]:
         cell = results["grid"].get(f"{loss}-{positions}-{every}")
         if cell is not None:
             gain = cell["gain"]
-            shown = f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+            over_static = f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
             work = f"{cell['updates']} | {cell['training_tokens']:,}"
-            yield f"| {loss} | {positions} | {every} | {cell['second_half']:.3f} | {shown} | {work} |"
+            yield f"| {loss} | {positions} | {every} | {cell['second_half']:.3f} | {over_static} | {work} |"
 
 
 def _marked(value: float, goal: float, form: str) -> str:
-    shown = format(value, form)
-    return f"**{shown}**" if value >= goal else shown
+    text = format(value, form)
+    return f"**{text}**" if value >= goal else text
 
 
 def _titles(study: Study) -> list[str]:

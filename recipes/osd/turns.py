@@ -35,72 +35,72 @@ def figures(sides: Sequence[Side], plan: Plan, seed: int) -> dict[str, Any]:
     turns = {side.name: side.turns for side in sides}
     count = min(map(len, turns.values()))
     shifted = slice(plan.shifted_from, count)
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "domains": list(plan.domains[:count]),
         "shifted_from": plan.shifted_from,
-        "turns": {name: [_of_turn(turn) for turn in own[:count]] for name, own in turns.items()},
+        "turns": {name: [_of_turn(turn) for turn in side_turns[:count]] for name, side_turns in turns.items()},
         "cpu": {side.name: _cpu(side, count) for side in sides},
         "events": {side.name: list(_events(side, plan.shifted_from)) for side in sides if side.folder},
     }
     for name, other in (("online", "static"), ("online", "none"), ("static", "none")):
         if name in turns and other in turns:
             mine, theirs = turns[name], turns[other]
-            found[f"{name}_over_{other}"] = {
+            record[f"{name}_over_{other}"] = {
                 "own_domain": times_faster(mine[: plan.shifted_from], theirs[: plan.shifted_from], seed),
                 "shifted": times_faster(mine[shifted], theirs[shifted], seed),
                 "windows": [
-                    _window(mine, theirs, first, found["events"].get(name, ()), seed)
+                    _window(mine, theirs, first, record["events"].get(name, ()), seed)
                     for first in range(count - WINDOW + 1)
                 ],
             }
-    return {**found, "goals": GOALS, "met": met(found)}
+    return {**record, "goals": GOALS, "met": met(record)}
 
 
 def times_faster(mine: Sequence[Turn], theirs: Sequence[Turn], seed: int) -> dict[str, Any] | None:
-    """Return how many times faster `mine` wrote a token than `theirs`, over the same turns. None: nothing to compare.
+    """Return how many times faster `mine` wrote a token than `theirs`, over the same turns, None without requests.
 
     median: of the turns' ratios, each of the medians of time per output token.
     over_requests: Σ of their times per token / Σ of mine, over requests that both answered, with its interval.
     """
     ratios, pairs = [], []
-    for own, other in zip(mine, theirs, strict=False):
-        ratios.append(median(_times(other).values()) / median(_times(own).values()))
-        here, there = _times(own), _times(other)
-        pairs += [(there[id_], here[id_]) for id_ in here.keys() & there.keys()]
+    for my_turn, their_turn in zip(mine, theirs, strict=False):
+        ratios.append(median(_times(their_turn).values()) / median(_times(my_turn).values()))
+        my_times, their_times = _times(my_turn), _times(their_turn)
+        pairs += [(their_times[id_], my_times[id_]) for id_ in my_times.keys() & their_times.keys()]
     if not pairs:
         return None
-    over = interval([there for there, _ in pairs], [here for _, here in pairs], SAMPLES, seed)
+    over = interval([their_s for their_s, _ in pairs], [my_s for _, my_s in pairs], SAMPLES, seed)
     return {"median": median(ratios), "turns": len(ratios), "requests": len(pairs), "over_requests": asdict(over)}
 
 
-def table(found: dict[str, Any]) -> str:
+def table(record: dict[str, Any]) -> str:
     """Return Markdown: a row a turn, then the ratios."""
-    names = list(found["turns"])
+    names = list(record["turns"])
     heads = [f"{name} ms/token | {name} accepted" for name in names]
     lines = ["| turn | domain | " + " | ".join(heads) + " |", "|---" * (2 + 2 * len(names)) + "|"]
-    for place, domain in enumerate(found["domains"]):
-        cells = [found["turns"][name][place] for name in names]
+    for index, domain in enumerate(record["domains"]):
+        cells = [record["turns"][name][index] for name in names]
         texts = [f"{cell['ms_per_token']:.1f} | {_share(cell['accepted'], cell['proposed'])}" for cell in cells]
-        lines.append(f"| {place + 1} | {domain} | " + " | ".join(texts) + " |")
+        lines.append(f"| {index + 1} | {domain} | " + " | ".join(texts) + " |")
     lines.append("")
-    for key, ratio in found.items():
+    for key, ratio in record.items():
         if "_over_" in key:
             for when in ("own_domain", "shifted"):
                 lines.append(f"{key.replace('_', ' ')}, {when.replace('_', ' ')}: {_ratio(ratio[when])}")
     return "\n".join(lines) + "\n"
 
 
-def plot(found: dict[str, Any], path: Path) -> None:
+def plot(record: dict[str, Any], path: Path) -> None:
     """Plot the time per output token over the turns, a line a side."""
     figure = Figure(figsize=(8, 4), dpi=120, layout="constrained")
     axis = figure.subplots()
-    for name, turns in found["turns"].items():
+    for name, turns in record["turns"].items():
         axis.plot(range(1, len(turns) + 1), [turn["ms_per_token"] for turn in turns], "o-", label=name)
-    domains = found["domains"]
-    for place, domain in enumerate(domains):
-        if place == 0 or domain != domains[place - 1]:
-            axis.axvline(place + 0.5, color="grey", linewidth=0.6)
-            axis.text(place + 0.6, 0.02, domain, transform=axis.get_xaxis_transform())
+    domains = record["domains"]
+    for index, domain in enumerate(domains):
+        if index == 0 or domain != domains[index - 1]:
+            axis.axvline(index + 0.5, color="grey", linewidth=0.6)
+            axis.text(index + 0.6, 0.02, domain, transform=axis.get_xaxis_transform())
     axis.set_xlabel("turn")
     axis.set_ylabel("ms per output token, median")
     axis.set_ylim(bottom=0)
@@ -123,13 +123,13 @@ def _times(turn: Turn) -> dict[str, float]:
     """Return seconds per output token by request, without answers whose tokens all came at once.
 
     Raises:
-        RunError: there is no other.
+        RunError: all answers came at once.
     """
     times = {request.id: request.time_per_token_s for request in turn.record.requests}
-    found = {id_: time for id_, time in times.items() if time}
-    if not found:
+    spread = {id_: time for id_, time in times.items() if time}
+    if not spread:
         raise RunError("a turn has no answer whose tokens came one after another: give more --max-tokens")
-    return found
+    return spread
 
 
 def _of_turn(turn: Turn) -> dict[str, Any]:
@@ -149,27 +149,27 @@ def _of_turn(turn: Turn) -> dict[str, Any]:
 def _cpu(side: Side, count: int) -> dict[str, Any]:
     """Return CPU seconds of server and trainer in the side's turns.
 
-    A side that learns has them by work too, as server and trainer last told, and as shares of both sums.
+    For a side that learns they are split by work too, from the last metrics, in seconds and as shares of both sums.
     """
     turns = side.turns[:count]
-    found = {"server_s": sum(turn.cpu.server for turn in turns), "trainer_s": sum(turn.cpu.trainer for turn in turns)}
+    cpu_s = {"server_s": sum(turn.cpu.server for turn in turns), "trainer_s": sum(turn.cpu.trainer for turn in turns)}
     lines = [] if side.folder is None else read_lines(side.folder / "metrics.jsonl")
-    told = [line for line in lines if line["event"] == "figures"]
-    if not told or not turns:
-        return found
-    by_work = {**told[-1]["trainer"]["cpu_s_by_work"], "logging": told[-1]["log"]["cpu_s"]}
-    whole_s = sum(found.values())
-    return {**found, "by_work_s": by_work, "shares": {work: seconds / whole_s for work, seconds in by_work.items()}}
+    reports = [line for line in lines if line["event"] == "figures"]
+    if not reports or not turns:
+        return cpu_s
+    by_work = {**reports[-1]["trainer"]["cpu_s_by_work"], "logging": reports[-1]["log"]["cpu_s"]}
+    whole_s = sum(cpu_s.values())
+    return {**cpu_s, "by_work_s": by_work, "shares": {work: seconds / whole_s for work, seconds in by_work.items()}}
 
 
 def _events(side: Side, shifted_from: int) -> Iterator[dict[str, Any]]:
-    """Yield what server and trainer did, in order, each with its turn and the side's own seconds since the shift.
+    """Yield the events of server and trainer in order, each with its turn, and its time in turns of the side.
 
-    An update has its first turn too, and comes when it has ended.
+    This time counts from the shift. An update is yielded at its end, and names the turn that it began in too.
     """
     assert side.folder is not None
-    told = [*read_lines(side.folder / "metrics.jsonl"), *read_lines(side.folder / "trainer" / "metrics.jsonl")]
-    for event in sorted((event for event in told if event["event"] in EVENTS), key=itemgetter("time_s")):
+    lines = [*read_lines(side.folder / "metrics.jsonl"), *read_lines(side.folder / "trainer" / "metrics.jsonl")]
+    for event in sorted((event for event in lines if event["event"] in EVENTS), key=itemgetter("time_s")):
         first = {"began_turn": _turn_at(side, event["began_s"])} if "began_s" in event else {}
         since = _own_seconds(side.turns, shifted_from, event["time_s"])
         yield {**event, **first, "turn": _turn_at(side, event["time_s"]), "since_shift_s": since}
@@ -191,10 +191,10 @@ def _share(accepted: int, proposed: int) -> str:
     return f"{accepted / proposed:.2f}" if proposed else "–"
 
 
-def _ratio(found: dict[str, Any] | None) -> str:
-    if found is None:
+def _ratio(ratio: dict[str, Any] | None) -> str:
+    if ratio is None:
         return "no turn yet"
-    over = found["over_requests"]
+    over = ratio["over_requests"]
     return (
-        f"{found['median']:.3f} in the median, {over['mean']:.3f} [{over['low']:.3f}, {over['high']:.3f}] over requests"
+        f"{ratio['median']:.3f} in the median, {over['mean']:.3f} [{over['low']:.3f}, {over['high']:.3f}] over requests"
     )

@@ -33,9 +33,9 @@ def arm(first: float, second: float, third: float, kept: float) -> dict[str, Any
 def test_goals_are_about_second_halves_rivals_and_the_moment_of_return() -> None:
     arms = {"static": arm(0.2, 0.1, 0.2, 0.2), "flush": arm(0.3, 0.2, 0.24, 0.27)}
     offline = {f"{place}/1": {"exam": sheet(alpha)} for place, alpha in enumerate((0.3, 0.25, 0.24))}
-    found = goals(arms, offline, segments=3, seed=0)
-    assert set(found) == {"flush"}
-    flush = found["flush"]
+    by_arm = goals(arms, offline, segments=3, seed=0)
+    assert set(by_arm) == {"flush"}
+    flush = by_arm["flush"]
     assert [cell["mean"] for cell in flush["gain"].values()] == pytest.approx([0.2, 0.08])
     assert [cell["mean"] for cell in flush["rival_gain"].values()] == pytest.approx([0.15, 0.04])
     assert list(flush["of_rival"].values()) == pytest.approx([0.2 / 0.15, 2.0])
@@ -47,9 +47,9 @@ def test_goals_are_about_second_halves_rivals_and_the_moment_of_return() -> None
 def test_a_gain_weighs_requests_by_their_tokens_and_pairs_them() -> None:
     before = [*rows(0.1, tokens=30), *rows(0.9, tokens=10)]
     after = [*rows(0.2, tokens=30), *rows(1.0, tokens=10)]
-    found = gain(after, before, seed=0)
-    assert found.mean == pytest.approx(0.1)
-    assert found.high - found.low < 1e-9  # the same for every request, however hard it is
+    change = gain(after, before, seed=0)
+    assert change.mean == pytest.approx(0.1)
+    assert change.high - change.low < 1e-9  # the same for every request, however hard it is
     assert [row["alpha"] for row in half(before, 0, 1)] == [9.0]
 
 

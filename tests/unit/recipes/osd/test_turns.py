@@ -30,17 +30,17 @@ def side(name: str, *turns: Turn, folder: Path | None = None) -> Any:
 
 def test_a_side_twice_as_fast_is_twice_as_fast() -> None:
     mine, theirs = [turn(0, 0.1, 0.2), turn(20, 0.1, 0.1)], [turn(10, 0.2, 0.4), turn(30, 0.2, 0.2)]
-    found = times_faster(mine, theirs, seed=0)
-    assert found is not None
-    assert (found["median"], found["turns"], found["requests"]) == (pytest.approx(2.0), 2, 4)
-    assert found["over_requests"]["mean"] == pytest.approx(2.0)
+    ratio = times_faster(mine, theirs, seed=0)
+    assert ratio is not None
+    assert (ratio["median"], ratio["turns"], ratio["requests"]) == (pytest.approx(2.0), 2, 4)
+    assert ratio["over_requests"]["mean"] == pytest.approx(2.0)
     assert times_faster([], [], seed=0) is None
 
 
 def test_requests_that_one_side_lost_are_left_out() -> None:
-    found = times_faster([turn(0, 0.1)], [turn(10, 0.1, 0.9)], seed=0)
-    assert found is not None
-    assert (found["requests"], found["over_requests"]["mean"]) == (1, pytest.approx(1.0))
+    ratio = times_faster([turn(0, 0.1)], [turn(10, 0.1, 0.9)], seed=0)
+    assert ratio is not None
+    assert (ratio["requests"], ratio["over_requests"]["mean"]) == (1, pytest.approx(1.0))
 
 
 def test_a_turn_whose_answers_came_at_once_is_an_error_that_names_the_way_out() -> None:
@@ -58,18 +58,18 @@ def test_the_shift_splits_the_turns_and_events_know_their_time_since_it(tmp_path
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     static = side("static", turn(10, 0.1), turn(30, 0.2), turn(50, 0.2))
     online = side("online", turn(0, 0.1), turn(40, 0.2), turn(60, 0.1), folder=tmp_path)
-    found = figures([static, online], Plan(["a", "b", "b"], shifted_from=1), seed=0)
-    ratios = found["online_over_static"]
+    report = figures([static, online], Plan(["a", "b", "b"], shifted_from=1), seed=0)
+    ratios = report["online_over_static"]
     assert ratios["own_domain"]["median"] == pytest.approx(1.0)
     assert ratios["shifted"]["median"] == pytest.approx(1.5)
     assert len(ratios["windows"]) == 1
-    refused, promoted = found["events"]["online"]
+    refused, promoted = report["events"]["online"]
     assert (refused["turn"], refused["since_shift_s"]) == (0, None)
     assert (promoted["turn"], promoted["since_shift_s"]) == (2, 10 + 4)  # ten of turn 2, and four of its own
-    assert found["cpu"]["static"] == {"server_s": 21.0, "trainer_s": 6.0}
-    assert "| 3 | b | 200.0 | 0.25 | 100.0 | 0.25 |" in table(found)
-    assert "online over static, shifted: 1.500 in the median" in table(found)
-    plot(found, tmp_path / "live.png")
+    assert report["cpu"]["static"] == {"server_s": 21.0, "trainer_s": 6.0}
+    assert "| 3 | b | 200.0 | 0.25 | 100.0 | 0.25 |" in table(report)
+    assert "online over static, shifted: 1.500 in the median" in table(report)
+    plot(report, tmp_path / "live.png")
     assert (tmp_path / "live.png").stat().st_size > 1000
 
 
@@ -87,16 +87,16 @@ def test_updates_are_events_with_their_first_and_last_turn_and_mark_the_windows_
     own = [turn(20 * i, 0.1) for i in range(5)]
     theirs = [turn(20 * i + 10, 0.1) for i in range(5)]
     online = side("online", *own, folder=told(tmp_path, swap, trainer=(update,)))
-    found = figures([side("static", *theirs), online], Plan(["a"] * 5, shifted_from=1), seed=0)
-    first, second = found["events"]["online"]
+    report = figures([side("static", *theirs), online], Plan(["a"] * 5, shifted_from=1), seed=0)
+    first, second = report["events"]["online"]
     assert (first["event"], first["began_turn"], first["turn"]) == ("update", 1, 2)
     assert first["since_shift_s"] == pytest.approx(10 + 5)  # all of turn 2 (its own ten seconds), five of turn 3
     assert (second["event"], second["turn"]) == ("swap", 2)
-    assert [window["updates"] for window in found["online_over_static"]["windows"]] == [1, 1, 1]
+    assert [window["updates"] for window in report["online_over_static"]["windows"]] == [1, 1, 1]
     late = {**update, "began_s": 81.0, "time_s": 82.0}
     (tmp_path / "trainer" / "metrics.jsonl").write_text(json.dumps(late) + "\n")
-    found = figures([side("static", *theirs), online], Plan(["a"] * 5, shifted_from=1), seed=0)
-    assert [window["updates"] for window in found["online_over_static"]["windows"]] == [0, 0, 1]
+    report = figures([side("static", *theirs), online], Plan(["a"] * 5, shifted_from=1), seed=0)
+    assert [window["updates"] for window in report["online_over_static"]["windows"]] == [0, 0, 1]
 
 
 def test_processor_time_by_work_is_the_last_told_and_a_share_of_all(tmp_path: Path) -> None:
@@ -111,15 +111,15 @@ def test_processor_time_by_work_is_the_last_told_and_a_share_of_all(tmp_path: Pa
     ]
     online = side("online", turn(0, 0.1), turn(20, 0.1), folder=told(tmp_path, *lines))
     static = side("static", turn(10, 0.1), turn(30, 0.1))
-    found = figures([static, online], Plan(["a", "b"], shifted_from=1), seed=0)
-    cpu = found["cpu"]["online"]
+    report = figures([static, online], Plan(["a", "b"], shifted_from=1), seed=0)
+    cpu = report["cpu"]["online"]
     assert cpu["by_work_s"] == {"loading": 2.0, "judging": 0.02, "learning": 4.0, "logging": 0.2}
     assert cpu["shares"]["judging"] == pytest.approx(0.02 / 18)
-    assert (found["met"]["judging"], found["met"]["logging"]) == (True, True)
-    assert found["cpu"]["static"] == {"server_s": 14.0, "trainer_s": 4.0}
+    assert (report["met"]["judging"], report["met"]["logging"]) == (True, True)
+    assert report["cpu"]["static"] == {"server_s": 14.0, "trainer_s": 4.0}
 
 
 def test_a_turn_that_one_side_has_yet_to_have_is_left_out() -> None:
-    found = figures([side("static", turn(0, 0.1)), side("online")], Plan(["a", "b"], shifted_from=1), seed=0)
-    assert found["domains"] == []
-    assert found["online_over_static"]["shifted"] is None
+    report = figures([side("static", turn(0, 0.1)), side("online")], Plan(["a", "b"], shifted_from=1), seed=0)
+    assert report["domains"] == []
+    assert report["online_over_static"]["shifted"] is None
