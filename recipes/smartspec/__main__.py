@@ -65,9 +65,9 @@ def _live(options: argparse.Namespace) -> int:
 def _finished(options: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of an earlier run with the same scale and seed."""
     file, settings = options.output / "results.json", {"scale": options.scale, "seed": options.seed}
-    found = read_object(file)
-    same = all(found.get(name) == value for name, value in settings.items())
-    return {**settings, "figures": found["figures"] if found and same else {}}
+    earlier = read_object(file)
+    same = all(earlier.get(name) == value for name, value in settings.items())
+    return {**settings, "figures": earlier["figures"] if earlier and same else {}}
 
 
 def _formula(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -84,10 +84,10 @@ def _figure(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def _key_figures(runs: list[RunFigures]) -> dict[str, dict[str, float]]:
     """Return the mean latency by rate and policy, to four digits."""
-    found: dict[str, dict[str, float]] = {}
+    by_rate: dict[str, dict[str, float]] = {}
     for run in runs:
-        found.setdefault(f"{run.rate:g}", {})[run.policy] = float(f"{run.mean_latency_s:.4g}")
-    return found
+        by_rate.setdefault(f"{run.rate:g}", {})[run.policy] = float(f"{run.mean_latency_s:.4g}")
+    return by_rate
 
 
 def _table(results: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Expected tokens of a step, the target's own included."""
+"""Expected tokens of a step, the target's included."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from distillspec.errors import ConfigError
 
 
 def full_tree(acceptances: Sequence[Sequence[float]], widths: Sequence[int] | None = None) -> float:
-    """A full tree, as Medusa's: 1 + Σ_i Π_{j ≤ i} Σ_{r < k_j} a_{j,r}, the target's own token included.
+    """Return the tokens of a full tree, as Medusa's, and the target's token: 1 + Σ_i Π_{j ≤ i} Σ_{r < k_j} a_{j,r}.
 
     Head i's candidate r is accepted with probability `acceptances[i][r]` if all heads before it succeeded. Candidates
-    of one head exclude each other, so it succeeds with their sum. `widths`: candidates taken of each head (None: all),
-    as many heads as it has entries. Raises ConfigError where a head's candidates sum to more than 1.
+    of one head exclude each other, so it succeeds with their sum.
+
+    Args:
+        widths: candidates taken of each head, for as many heads as it has entries. None: all.
+
+    Raises:
+        ConfigError: a head's candidates sum to more than 1.
     """
     heads = [sum(head) for head in acceptances]
     _check([min(1.0, head) if head < 1 + 1e-9 else head for head in heads])
@@ -27,9 +32,12 @@ def full_tree(acceptances: Sequence[Sequence[float]], widths: Sequence[int] | No
 def paper_eq10(alphas: Sequence[float], widths: Sequence[int]) -> float:
     """SmartSpec's Eq. 10 as printed, for its figures only.
 
-    Σ_{i ≥ 1} (i + 1) (1 − α_{i+1}) Π_{j ≤ i} (1 − (1 − α_j)^{k_j}), with α_{h+1} = 0. Candidates are independent there,
-    "none accepted at i + 1" ignores their number, and the case that nothing is accepted (the root's token alone) is
-    missing; wide trees come out with more tokens than they have levels. Raises ConfigError for other widths than rates.
+    Σ_{i ≥ 1} (i + 1) (1 − α_{i+1}) Π_{j ≤ i} (1 − (1 − α_j)^{k_j}), with α_{h+1} = 0. Candidates are independent there.
+    "None accepted at i + 1" ignores their number. The case that nothing is accepted (the root's token alone) is
+    missing. So wide trees get more tokens than they have levels.
+
+    Raises:
+        ConfigError: the widths are more or fewer than the rates.
     """
     if len(alphas) != len(widths):
         raise ConfigError(f"{len(alphas)} acceptance rates but {len(widths)} widths; give one each")

@@ -25,8 +25,11 @@ def sweeps() -> dict[str, Sweep]:
 
 
 def _even_load() -> dict[str, Sweep]:
-    a100, even, rates = load_hardware("a100-7b"), load_workload("even"), (4, 8, 12, 16, 20, 24)
-    title, random = "Fig. 1 and 3: fixed lengths, α 0.7, 128 in, 128 out", ("random", "random-request", "oracle")
+    a100 = load_hardware("a100-7b")
+    even = load_workload("even")
+    rates = (4, 8, 12, 16, 20, 24)
+    title = "Fig. 1 and 3: fixed lengths, α 0.7, 128 in, 128 out"
+    random = ("random", "random-request", "oracle")
     expanded = replace(a100, batch_expansion=True)
     return {
         "fig01": Sweep(title, a100, even, rates, (*BASELINES, *ADAPTIVE)),
@@ -36,26 +39,27 @@ def _even_load() -> dict[str, Sweep]:
 
 
 def _draft_models() -> dict[str, Sweep]:
-    found = {}
+    figures = {}
     for name, rates in (("a100-7b", (2, 8, 14)), ("a100x4-33b", (2, 6, 10)), ("a100x8-70b", (2, 6, 10))):
         hardware = load_hardware(name)
         title = f"Fig. 11: {hardware.title}, chat"
-        found[f"fig11-{name}"] = Sweep(title, hardware, load_workload("chat"), rates, (*BASELINES, *ADAPTIVE))
-    return found
+        figures[f"fig11-{name}"] = Sweep(title, hardware, load_workload("chat"), rates, (*BASELINES, *ADAPTIVE))
+    return figures
 
 
 def _prompt_lookup() -> dict[str, Sweep]:
-    found = {}
-    for name, work, rates in (
+    figures = {}
+    for name, workload, rates in (
         ("mistral-7b", "summarisation", (1, 3, 5)),
         ("mixtral-8x7b", "summarisation", (1, 3, 5)),
         ("mistral-7b", "context-qa", (1, 2.5, 4)),
         ("mixtral-8x7b", "context-qa", (1, 2.5, 4)),
     ):
         hardware = load_hardware(name)
-        title = f"Fig. 12: {hardware.title}, {work}"
-        found[f"fig12-{name}-{work}"] = Sweep(title, hardware, load_workload(work), rates, (*BASELINES, *ADAPTIVE))
-    return found
+        title = f"Fig. 12: {hardware.title}, {workload}"
+        policies = (*BASELINES, *ADAPTIVE)
+        figures[f"fig12-{name}-{workload}"] = Sweep(title, hardware, load_workload(workload), rates, policies)
+    return figures
 
 
 def _medusa() -> dict[str, Sweep]:

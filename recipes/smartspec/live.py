@@ -67,7 +67,7 @@ class LiveLoads:
         target = load_target(TargetConfig(path=self.target))
         draft = load_draft(self.draft, target)
         texts = unseen_prompts(self.prompts, target, [draft], self.count, LONGEST_PROMPT)
-        prompts = [Prompt(str(place), ids) for place, ids in enumerate(texts)]
+        prompts = [Prompt(str(index), ids) for index, ids in enumerate(texts)]
         settings = EngineSettings(
             max_slots=self.slots,
             max_model_len=LONGEST_PROMPT + self.tokens + 8,
@@ -87,10 +87,10 @@ class LiveLoads:
             engine.close()
         folder.mkdir(parents=True, exist_ok=True)
         write_records(records, figures(records), "policy", folder)
-        loads = {f"{rates[rate]:g}": {"rate": rate, **self._judged(found)} for rate, found in records.items()}
+        loads = {f"{rates[rate]:g}": {"rate": rate, **self._judged(by_policy)} for rate, by_policy in records.items()}
         about = {"draft": draft.kind, "capacity_requests_per_s": capacity, "provenance": provenance([], self.seed)}
-        own = {**asdict(self), "prompts": Path(self.prompts).name, "draft": Path(self.draft).name}
-        write_json(folder / "live.json", {"settings": own, "loads": loads, **about})
+        study_settings = {**asdict(self), "prompts": Path(self.prompts).name, "draft": Path(self.draft).name}
+        write_json(folder / "live.json", {"settings": study_settings, "loads": loads, **about})
         text = _table(loads)
         write_text(folder / "live.md", text)
         return text
@@ -98,11 +98,11 @@ class LiveLoads:
     def _capacity(self, engine: Engine, prompts: Sequence[Prompt]) -> float:
         """Return the requests a second that the engine answers with all slots busy and nothing drafted."""
         engine.use_controller(FixedLength(0))
-        asked = [prompts[i % len(prompts)].token_ids for i in range(2 * self.slots)]
-        engine.generate(asked[: self.slots], self._params)  # warms up
+        prompt_ids = [prompts[i % len(prompts)].token_ids for i in range(2 * self.slots)]
+        engine.generate(prompt_ids[: self.slots], self._params)  # warms up
         started_s = engine.clock()
-        engine.generate(asked, self._params)
-        return len(asked) / (engine.clock() - started_s)
+        engine.generate(prompt_ids, self._params)
+        return len(prompt_ids) / (engine.clock() - started_s)
 
     def _load(self, prompts: Sequence[Prompt], rate: float, round_: int) -> list[Arrival[Prompt]]:
         return poisson_load(prompts, self._params, rate, self.seconds, self.seed + round_)
@@ -127,13 +127,13 @@ def _side(engine: Engine, name: str) -> Side[Prompt]:
     controller = named_controller(name, LONGEST, engine.costs, settings=engine.settings)
     trees = tree_settings(name, engine.settings) or engine.settings
 
-    def bear(arrivals: Sequence[Arrival[Prompt]], title: str) -> LoadRecord:
+    def answer_load(arrivals: Sequence[Arrival[Prompt]], title: str) -> LoadRecord:
         engine.use_controller(controller)
         use_trees(engine.proposer, trees)
         with progress(title) as line:
             return drive(engine, arrivals, on_progress=lambda done: line.update(done / len(arrivals), f"{done} done"))
 
-    return bear
+    return answer_load
 
 
 def _latency_s(rounds: Sequence[LoadRecord]) -> float:
@@ -145,9 +145,9 @@ def _table(loads: dict[str, dict[str, Any]]) -> str:
         "| load | none, s | best fixed shape | chains by goodput, s | trees, s | × best fixed | × chains | × none |",
         f"|{'---|' * 8}",
     ]
-    for share, found in loads.items():
-        mean, best = found["latency_s"], found["best_fixed"]
+    for share, load in loads.items():
+        mean, best = load["latency_s"], load["best_fixed"]
         seconds = [f"{mean[NONE]:.2f}", f"{best}, {mean[best]:.2f} s", f"{mean[CHAINS]:.2f}", f"{mean[TREES]:.2f}"]
-        shown = [interval_cell(found[f"trees_over_{name}"]) for name in ("best_fixed", CHAINS, NONE)]
-        lines.append(f"| {' | '.join([share, *seconds, *shown])} |")
+        ratios = [interval_cell(load[f"trees_over_{name}"]) for name in ("best_fixed", CHAINS, NONE)]
+        lines.append(f"| {' | '.join([share, *seconds, *ratios])} |")
     return "\n".join(lines) + "\n"

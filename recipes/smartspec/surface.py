@@ -25,21 +25,21 @@ def surface(alpha: float) -> numpy.ndarray:
         survival = numpy.tile(numpy.cumprod(numpy.full(max(LENGTHS), alpha)), (batch, 1))
         limits, contexts = numpy.full(batch, max(LENGTHS)), numpy.full(batch, CONTEXT)
         chains = ChainBatch(survival, limits, contexts, latency)
-        rows.append([one.goodput for one in chains.expected(chains.alike)])
+        rows.append([estimate.goodput for estimate in chains.expected(chains.alike)])
     return numpy.array(rows)
 
 
 def write_surface(folder: Path) -> list[Claim]:
     """Write `fig05.csv` and `fig05.png`. Return the paper's claims about them."""
-    found = {alpha: surface(alpha) for alpha in ALPHAS}
+    surfaces = {alpha: surface(alpha) for alpha in ALPHAS}
     rows = (
-        [alpha, batch, *(f"{v:.1f}" for v in row)]
-        for alpha, goodput in found.items()
+        [alpha, batch, *(f"{value:.1f}" for value in row)]
+        for alpha, goodput in surfaces.items()
         for batch, row in zip(BATCHES, goodput, strict=True)
     )
     write_csv(folder / "fig05.csv", ["alpha", "batch", *(f"k={k}" for k in LENGTHS)], rows)
-    _draw(found, folder / "fig05.png")
-    best = {alpha: goodput.argmax(1).tolist() for alpha, goodput in found.items()}
+    _draw(surfaces, folder / "fig05.png")
+    best = {alpha: goodput.argmax(1).tolist() for alpha, goodput in surfaces.items()}
     seen = "; ".join(f"α {alpha}: {best[alpha]}" for alpha in ALPHAS)
     return [
         Claim(
@@ -51,17 +51,17 @@ def write_surface(folder: Path) -> list[Claim]:
         Claim(
             "fig05",
             "and falls to 0 for large ones",
-            f"at batch {BATCHES[-1]}: {[best[a][-1] for a in ALPHAS]}",
+            f"at batch {BATCHES[-1]}: {[best[alpha][-1] for alpha in ALPHAS]}",
             best[0.7][-1] == 0,
         ),
     ]
 
 
-def _draw(found: dict[float, numpy.ndarray], path: Path) -> None:
+def _draw(surfaces: dict[float, numpy.ndarray], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.2), dpi=70, layout="constrained")
-    for axes, (alpha, goodput) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
+    for axes, (alpha, goodput) in zip(figure.subplots(1, len(surfaces)), surfaces.items(), strict=True):
         image = axes.imshow(goodput / goodput[:, :1], aspect="auto", cmap="RdYlGn", vmin=0.4, vmax=1.6, origin="lower")
         axes.plot(goodput.argmax(1), range(len(BATCHES)), "k.-")
         axes.set(title=f"α {alpha}", xlabel="length k")

@@ -59,8 +59,8 @@ def latencies(runs: Sequence[RunFigures], rate: float) -> dict[str, float]:
 
 def worst_against_best(runs: Sequence[RunFigures], ours: str, baselines: Sequence[str]) -> float:
     """Return the largest ratio, over all rates, of our mean latency to the best baseline's."""
-    found = [latencies(runs, rate) for rate in {run.rate for run in runs} if rate is not None]
-    return max(at[ours] / min(at[name] for name in baselines) for at in found)
+    at_rates = [latencies(runs, rate) for rate in {run.rate for run in runs} if rate is not None]
+    return max(latency[ours] / min(latency[name] for name in baselines) for latency in at_rates)
 
 
 def _with_requests(workload: WorkloadConfig, count: int) -> WorkloadConfig:

@@ -25,11 +25,11 @@ def lengths(alpha: float, width: int) -> tuple[float, float]:
 
 def write_lengths(folder: Path) -> list[Claim]:
     """Write `eq10.csv`. Return whether the equation is near the exact length."""
-    found = {(alpha, width): lengths(alpha, width) for alpha in ALPHAS for width in range(1, MOST_CANDIDATES + 1)}
-    rows = ([*key, f"{exact:.4f}", f"{printed:.4f}"] for key, (exact, printed) in found.items())
+    tokens = {(alpha, width): lengths(alpha, width) for alpha in ALPHAS for width in range(1, MOST_CANDIDATES + 1)}
+    rows = ([*key, f"{exact:.4f}", f"{printed:.4f}"] for key, (exact, printed) in tokens.items())
     write_csv(folder / "eq10.csv", ["alpha", "width", "exact", "eq10"], rows)
     seen = "; ".join(
-        f"α {alpha}, top-{width}: {printed:.2f} for {exact:.2f}" for (alpha, width), (exact, printed) in found.items()
+        f"α {alpha}, top-{width}: {printed:.2f} for {exact:.2f}" for (alpha, width), (exact, printed) in tokens.items()
     )
-    near = all(abs(printed / exact - 1) <= NEAR for exact, printed in found.values())
+    near = all(abs(printed / exact - 1) <= NEAR for exact, printed in tokens.values())
     return [Claim("eq10", "Eq. 10 tells how many tokens a tree gives", seen, near)]
