@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 from distillspec.cli import main as distill
-from distillspec.recipes.distillspec.cells import resumable, run_cells
-from distillspec.recipes.distillspec.grid import Study, cut_command, data_command, initial_command, summary_of
+from distillspec.recipes.distillspec.cells import run_cells
+from distillspec.recipes.distillspec.grid import Study, cut_command, data_command, initial_command
 from distillspec.recipes.distillspec.results import write_results
+from distillspec.recipes.runs import resumable, summary_of
 
 
 def main() -> int:

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from distillspec.cli import main as distill
-from distillspec.recipes.distillspec.grid import LOSSES, SOURCES, Study, cell_command, summary_of
+from distillspec.recipes.distillspec.grid import LOSSES, SOURCES, Study, cell_command
+from distillspec.recipes.runs import resumable, summary_of
 
 
 def unfinished(study: Study) -> list[tuple[str, str]]:
@@ -24,13 +25,6 @@ def run_cells(study: Study, after_each: Callable[[], object]) -> int:
     if study.jobs == 1:
         return _one_by_one(study, after_each)
     return _side_by_side(study, after_each)
-
-
-def resumable(command: list[str], folder: Path) -> list[str]:
-    """Return the command, or its continuation if an earlier one was interrupted."""
-    if (folder / ".hydra" / "overrides.yaml").is_file():
-        return [command[0], f"resume={folder}"]
-    return command
 
 
 def _one_by_one(study: Study, after_each: Callable[[], object]) -> int:

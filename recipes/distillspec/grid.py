@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from distillspec.files import read_object
-
 LOSSES = ("ce", "fkl", "rkl", "jsd", "tvd", "lk")
 SOURCES = ("fixed", "teacher", "draft", "mixed")
 CHOOSING = 12  # prompts that choose a cell's best checkpoint
@@ -89,11 +87,6 @@ def initial_command(study: Study) -> list[str]:
 def cell_command(study: Study, loss: str, source: str) -> list[str]:
     """Return the `distill train` command of one cell."""
     return _train(study, loss, source, study.initial / "draft", study.tokens, study.cell(loss, source))
-
-
-def summary_of(folder: Path) -> dict | None:
-    """Return the summary of a finished run, or None."""
-    return read_object(folder / "summary.json") or None
 
 
 def _answers(study: Study, eval_prompts: int) -> list[str]:

@@ -9,14 +9,16 @@ from matplotlib.figure import Figure
 
 from distillspec.files import write_json, write_png, write_text
 from distillspec.provenance import provenance
-from distillspec.recipes.distillspec.grid import LOSSES, SOURCES, Study, summary_of
+from distillspec.recipes.distillspec.grid import LOSSES, SOURCES, Study
+from distillspec.recipes.runs import summary_of
 
 GAMMA = 4
 
 
 def collect(study: Study) -> dict[str, Any]:
     """Return α and τ with intervals of every finished cell and of the undistilled draft."""
-    cells, undistilled = {}, None
+    cells: dict[str, dict[str, Any]] = {}
+    undistilled: dict[str, Any] | None = None
     for loss in LOSSES:
         for source in SOURCES:
             summary = summary_of(study.cell(loss, source))

@@ -15,10 +15,10 @@ from distillspec.composition import compose
 from distillspec.models import load_target
 from distillspec.models.features import default_state_ids
 from distillspec.recipes.arguments import add_common, check_prompts, names_of
-from distillspec.recipes.distillspec.cells import resumable
 from distillspec.recipes.kinds.elsewhere import cells
-from distillspec.recipes.kinds.results import figures_of, summary_of, write_results
+from distillspec.recipes.kinds.results import figures_of, write_results
 from distillspec.recipes.kinds.study import FIRST, KINDS, Study
+from distillspec.recipes.runs import resumable, summary_of
 
 
 def main() -> int:
@@ -74,9 +74,10 @@ def _study() -> Study:
 
 
 def with_states(study: Study) -> Study:
-    """Return the study whose text has the states that heads read too: without them they spend their minutes on them.
+    """Return the study with its text recorded with the states that heads read too.
 
-    Whatever its kinds are: another run may add heads.
+    Else heads would spend their minutes on computing them. A study without heads records them too, since a later run
+    may add heads.
     """
     if summary_of(study.folder(FIRST)) is not None:
         return study

@@ -43,8 +43,8 @@ def cells(study: Study, figures: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
         figures: of the finished kinds.
     """
     kinds = compared(figures)
-    own = [Cell(kinds, study.prompts, temperature) for temperature in study.temperatures]
-    return own + [Cell(kinds, prompts, 1.0) for prompts in study.elsewhere]
+    at_temperatures = [Cell(kinds, study.prompts, temperature) for temperature in study.temperatures]
+    return at_temperatures + [Cell(kinds, prompts, 1.0) for prompts in study.elsewhere]
 
 
 def compared(kinds: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:

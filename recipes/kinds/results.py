@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,18 @@ from distillspec.files import folder_bytes, write_json, write_png, write_text
 from distillspec.provenance import provenance
 from distillspec.recipes.kinds.elsewhere import cells
 from distillspec.recipes.kinds.study import FIRST, KINDS, SIDE_BY_SIDE, Study
+from distillspec.recipes.runs import summary_of
 
 SHOWN = 4  # drafted positions in the table
 
 
-def summary_of(folder: Path) -> dict[str, Any] | None:
-    """Return the summary of a finished run, None for others."""
-    file = folder / "summary.json"
-    found: dict[str, Any] | None = json.loads(file.read_text()) if file.is_file() else None
-    return found
-
-
 def figures_of(study: Study) -> dict[str, dict[str, Any]]:
     """Return the figures of the finished kinds."""
-    found = {kind: summary_of(study.folder(kind)) for kind in study.kinds}
+    summaries = {kind: summary_of(study.folder(kind)) for kind in study.kinds}
     text_s = recorded_seconds(DataFolder(study.folder(FIRST) / "data").samples)
     text = {"text_minutes": None if text_s is None else text_s / 60}
     return {
-        kind: _figures(study.folder(kind), summary) | text for kind, summary in found.items() if summary is not None
+        kind: _figures(study.folder(kind), summary) | text for kind, summary in summaries.items() if summary is not None
     }
 
 
@@ -42,25 +36,25 @@ def write_results(study: Study) -> str:
     record = {"kinds": kinds, "minutes": study.minutes, "text_minutes": study.text_minutes, "target": study.target}
     record["elsewhere"] = _elsewhere(study, kinds)
     write_json(study.root / "results.json", {**record, "provenance": provenance([], 0)})
-    written = tables(record)
-    write_text(study.root / "results.md", written)
+    text = tables(record)
+    write_text(study.root / "results.md", text)
     _picture(kinds, study.root / "kinds.png")
-    return written
+    return text
 
 
 def tables(record: Mapping[str, Any]) -> str:
     """Return the tables of a `results.json`. Figures that one of an earlier version lacks are dashes."""
     elsewhere, kinds = record.get("elsewhere"), record["kinds"]
-    own = _table({kind: kinds[kind] for kind in KINDS if kind in kinds}, record.get("text_minutes"))
-    return own + ("\n" + _table_elsewhere(elsewhere) if elsewhere else "")
+    table = _table({kind: kinds[kind] for kind in KINDS if kind in kinds}, record.get("text_minutes"))
+    return table + ("\n" + _table_elsewhere(elsewhere) if elsewhere else "")
 
 
 def _elsewhere(study: Study, kinds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the judgements on other text and at other temperatures, by draft. The best kind comes first."""
-    found = {cell: summary_of(cell.folder(study)) for cell in cells(study, kinds)}
+    summaries = {cell: summary_of(cell.folder(study)) for cell in cells(study, kinds)}
     return {
         cell.name: dict(zip(cell.kinds, map(_judged, summary["results"]), strict=True))
-        for cell, summary in found.items()
+        for cell, summary in summaries.items()
         if summary is not None
     }
 
@@ -68,20 +62,20 @@ def _elsewhere(study: Study, kinds: dict[str, dict[str, Any]]) -> dict[str, dict
 def _judged(after: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of an evaluation."""
     cost, speedup = after["cost"], after["speedup"]
-    found = {
+    figures = {
         "alpha": after.get("alpha_by_position") or [after["alpha"]],
         "tau": after["tau"],
-        "c": {batch: each["c"] for batch, each in cost.items()},
-        "draft_steps": {batch: each["draft_steps"] for batch, each in cost.items()},
-        "predicted": {batch: max(each["intervals"], key=lambda i: i["mean"]) for batch, each in speedup.items()},
+        "c": {batch: at_batch["c"] for batch, at_batch in cost.items()},
+        "draft_steps": {batch: at_batch["draft_steps"] for batch, at_batch in cost.items()},
+        "predicted": {batch: max(at_batch["intervals"], key=itemgetter("mean")) for batch, at_batch in speedup.items()},
         "measured": after.get("measured"),
         "measured_at": after.get("measured_at") or {},
     }
-    return {**found, "best_ratio": _ratio(found)}
+    return {**figures, "best_ratio": _ratio(figures)}
 
 
-def _ratio(each: Mapping[str, Any]) -> float | None:
-    return best_ratio([tau["mean"] for tau in each["tau"]], each["c"]["1"]) if "1" in each["c"] else None
+def _ratio(figures: Mapping[str, Any]) -> float | None:
+    return best_ratio([tau["mean"] for tau in figures["tau"]], figures["c"]["1"]) if "1" in figures["c"] else None
 
 
 def best_ratio(tau: Sequence[float], c: float) -> float:
@@ -103,7 +97,7 @@ def _table(kinds: Mapping[str, dict[str, Any]], text_minutes: float | None) -> s
     Args:
         text_minutes: given for writing the text, for kinds that do not tell how many it took.
     """
-    batches = sorted({batch for each in kinds.values() for batch in each["c"]}, key=int)
+    batches = sorted({batch for figures in kinds.values() for batch in figures["c"]}, key=int)
     predicted = [f"predicted at {batch}" for batch in batches]
     more = sorted({SIDE_BY_SIDE, *_batches_measured(kinds.values())}, key=int)
     head = ["kind", "α by position", f"τ({SHOWN})", "c", "max τ(k)/(1 + k·c)", *predicted]
@@ -112,36 +106,36 @@ def _table(kinds: Mapping[str, dict[str, Any]], text_minutes: float | None) -> s
     rows = [
         [
             kind,
-            _alphas(each),
-            f"{each['tau'][SHOWN - 1]['mean']:.2f}",
-            f"{each['c'][batches[0]]:.3f}",
-            _number(_ratio(each), 2),
-            *(interval_cell(each["predicted"].get(batch)) for batch in batches),
-            *_measured_cells(each.get("measured")),
-            *_cells_at(each, more),
-            f"{_number(each.get('text_minutes', text_minutes), 0)} + {_number(each.get('minutes'), 0)}",
-            _number(each["bytes"] / 1e6 if "bytes" in each else None, 0),
+            _alphas(figures),
+            f"{figures['tau'][SHOWN - 1]['mean']:.2f}",
+            f"{figures['c'][batches[0]]:.3f}",
+            _number(_ratio(figures), 2),
+            *(interval_cell(figures["predicted"].get(batch)) for batch in batches),
+            *_measured_cells(figures.get("measured")),
+            *_cells_at(figures, more),
+            f"{_number(figures.get('text_minutes', text_minutes), 0)} + {_number(figures.get('minutes'), 0)}",
+            _number(figures["bytes"] / 1e6 if "bytes" in figures else None, 0),
         ]
-        for kind, each in kinds.items()
+        for kind, figures in kinds.items()
     ]
     return _lines(head, rows)
 
 
-def _table_elsewhere(found: dict[str, dict[str, Any]]) -> str:
-    more = _batches_measured(each for kinds in found.values() for each in kinds.values())
+def _table_elsewhere(by_cell: dict[str, dict[str, Any]]) -> str:
+    more = _batches_measured(figures for kinds in by_cell.values() for figures in kinds.values())
     head = ["prompts", "kind", "α by position", f"τ({SHOWN})", "measured", "by default"]
     head += [f"measured at {batch}" for batch in more]
     rows = [
         [
             name,
             kind,
-            _alphas(each),
-            f"{each['tau'][SHOWN - 1]['mean']:.2f}",
-            *_measured_cells(each.get("measured")),
-            *_cells_at(each, more),
+            _alphas(figures),
+            f"{figures['tau'][SHOWN - 1]['mean']:.2f}",
+            *_measured_cells(figures.get("measured")),
+            *_cells_at(figures, more),
         ]
-        for name, kinds in found.items()
-        for kind, each in kinds.items()
+        for name, kinds in by_cell.items()
+        for kind, figures in kinds.items()
     ]
     return _lines(head, rows)
 
@@ -151,8 +145,8 @@ def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _alphas(each: dict[str, Any]) -> str:
-    return ", ".join(f"{alpha['mean']:.3f}" for alpha in each["alpha"][:SHOWN])
+def _alphas(figures: dict[str, Any]) -> str:
+    return ", ".join(f"{alpha['mean']:.3f}" for alpha in figures["alpha"][:SHOWN])
 
 
 def _measured_cells(measured: dict[str, Any] | None) -> tuple[str, str]:
@@ -162,14 +156,14 @@ def _measured_cells(measured: dict[str, Any] | None) -> tuple[str, str]:
     return f"{interval_cell(measured['ratio'])} with {measured['gamma']}", interval_cell(measured.get("served"))
 
 
-def _batches_measured(found: Iterable[dict[str, Any]]) -> list[str]:
+def _batches_measured(kinds: Iterable[dict[str, Any]]) -> list[str]:
     """Return the numbers of prompts that were decoded side by side, above 1."""
-    return sorted({batch for each in found for batch in each.get("measured_at", ())}, key=int)
+    return sorted({batch for figures in kinds for batch in figures.get("measured_at", ())}, key=int)
 
 
-def _cells_at(each: dict[str, Any], batches: Sequence[str]) -> list[str]:
+def _cells_at(figures: dict[str, Any], batches: Sequence[str]) -> list[str]:
     """Return the speed-up of the best fixed length at each of these."""
-    return [_measured_cells(each.get("measured_at", {}).get(batch))[0] for batch in batches]
+    return [_measured_cells(figures.get("measured_at", {}).get(batch))[0] for batch in batches]
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -185,11 +179,11 @@ def _picture(kinds: dict[str, dict[str, Any]], path: Path) -> None:
     """Draw tokens a step against what their drafting costs, a line a kind, a point a length."""
     figure = Figure(figsize=(7, 5), dpi=120, layout="constrained")
     axis = figure.subplots()
-    for kind, each in kinds.items():
-        batch = min(each["c"], key=int)
-        steps = each["draft_steps"][batch]
-        costs = [each["c"][batch] * step for step in steps]
-        axis.plot(costs, [tau["mean"] for tau in each["tau"][: len(costs)]], marker="o", label=kind)
+    for kind, figures in kinds.items():
+        batch = min(figures["c"], key=int)
+        steps = figures["draft_steps"][batch]
+        costs = [figures["c"][batch] * step for step in steps]
+        axis.plot(costs, [tau["mean"] for tau in figures["tau"][: len(costs)]], marker="o", label=kind)
     axis.set_xlabel("cost of drafting, in plain steps at batch 1")
     axis.set_ylabel("τ, tokens a step")
     axis.grid(alpha=0.3)

@@ -14,7 +14,7 @@ from distillspec.commands.drafts import find_draft
 from distillspec.errors import ConfigError
 from distillspec.models.checkpoint import read_metadata
 from distillspec.recipes.arguments import add_common, check_prompts, names_of
-from distillspec.recipes.kinds.results import summary_of
+from distillspec.recipes.runs import summary_of
 from distillspec.recipes.trees.results import write_results
 from distillspec.recipes.trees.study import CELLS, Study
 

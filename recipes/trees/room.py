@@ -20,7 +20,7 @@ from distillspec.evaluation.measured import in_turn
 from distillspec.models import load_target
 from distillspec.progress import progress
 from distillspec.recipes.arguments import add_common, check_prompts
-from distillspec.recipes.trees.foreseen import Foreseen, Standing
+from distillspec.recipes.trees.foreseen import AcceptedCounts, Foreseen
 from distillspec.recipes.trees.room_results import GOODPUT, NONE, chain, cut, write_room
 from distillspec.recipes.unseen import unseen_prompts
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
@@ -54,7 +54,7 @@ class Room:
     """Settings.
 
     Attributes:
-        rounds: each asks as many prompts as the batch has rows.
+        rounds: in each as many prompts are answered as the batch has rows.
         tokens: of an answer.
     """
 
@@ -76,7 +76,7 @@ class Room:
         ]
 
     def _sides(self, batch: int, temperature: float) -> dict[str, Any]:
-        with self._engine(batch) as (engine, asked), progress(f"batch {batch}, T = {temperature}") as line:
+        with self._engine(batch) as (engine, prompts), progress(f"batch {batch}, T = {temperature}") as line:
             chosen = named_controller("goodput-chains", LONG, engine.costs)
             sides: dict[str, LengthController] = {
                 **{chain(length): FixedLength(length) for length in FIXED},
@@ -84,21 +84,21 @@ class Room:
                 GOODPUT: chosen,
                 **{name: FixedTree(shape) for name, shape in SHAPES.items()},
             }
-            found: dict[str, list[tuple[float, float]]] = {}
+            timings: dict[str, list[tuple[float, float]]] = {}
             for round_ in range(self.rounds):
-                texts = asked[round_ * batch : (round_ + 1) * batch]
+                texts = prompts[round_ * batch : (round_ + 1) * batch]
                 foreseen = {}
-                for name, shape in SHAPES.items():  # not timed: it tells the oracle what stands
-                    standing = Standing()
-                    self._answer(engine, sides[name], texts, temperature, round_, standing)
-                    foreseen[cut(name)] = Foreseen(shape, standing)
-                both = {**sides, **foreseen}
-                for place, (name, side) in enumerate(in_turn(list(both.items()), round_)):
-                    line.update((round_ + place / len(both)) / self.rounds, name)
-                    found.setdefault(name, []).append(self._answer(engine, side, texts, temperature, round_))
+                for name, shape in SHAPES.items():  # not timed: tells the oracle which tokens are accepted
+                    accepted = AcceptedCounts()
+                    self._answer(engine, sides[name], texts, temperature, round_, accepted)
+                    foreseen[cut(name)] = Foreseen(shape, accepted)
+                all_sides = {**sides, **foreseen}
+                for index, (name, side) in enumerate(in_turn(list(all_sides.items()), round_)):
+                    line.update((round_ + index / len(all_sides)) / self.rounds, name)
+                    timings.setdefault(name, []).append(self._answer(engine, side, texts, temperature, round_))
         return {
-            "tokens_per_s": {name: [rate for rate, _ in own] for name, own in found.items()},
-            "tokens_per_step": {name: [length for _, length in own] for name, own in found.items()},
+            "tokens_per_s": {name: [rate for rate, _ in rounds] for name, rounds in timings.items()},
+            "tokens_per_step": {name: [length for _, length in rounds] for name, rounds in timings.items()},
             "depths": {name: shape.depth for name, shape in SHAPES.items()},
         }
 
@@ -115,10 +115,10 @@ class Room:
             proposer="draft_model",
             speculation_length=LONG,
         )
-        asked = unseen_prompts(self.prompts, target, [draft], batch * self.rounds, LONGEST)
+        prompts = unseen_prompts(self.prompts, target, [draft], batch * self.rounds, LONGEST)
         engine = Engine(target, draft, settings)
         try:
-            yield engine, asked
+            yield engine, prompts
         finally:
             engine.close()
 
@@ -129,7 +129,7 @@ class Room:
         texts: Sequence[tuple[int, ...]],
         temperature: float,
         round_: int,
-        standing: Standing | None = None,
+        accepted: AcceptedCounts | None = None,
     ) -> tuple[float, float]:
         """Answer prompts together. Return tokens a second, and a step and row, of steps in which all of them decode."""
         engine.use_controller(side)
@@ -144,8 +144,8 @@ class Room:
             all_decode = len(engine.sequences.decoding) == len(texts)
             started = time.perf_counter()
             output = engine.step()
-            if standing is not None and output.result is not None:
-                standing.learn(output.result)
+            if accepted is not None and output.result is not None:
+                accepted.learn(output.result)
             if all_decode:
                 seconds += time.perf_counter() - started
                 tokens += sum(len(delta.token_ids) for delta in output.deltas)

@@ -74,8 +74,8 @@ def _alike(lengths: Mapping[str, Sequence[float]], name: str) -> list[int]:
 
 
 def _room(rates: Mapping[str, Sequence[float]], name: str, rounds: Sequence[int]) -> tuple[float, float, float] | None:
-    found = ratios(rates, cut(name), name)
-    return interval([found[round_] for round_ in rounds]) if rounds else None
+    round_ratios = ratios(rates, cut(name), name)
+    return interval([round_ratios[round_] for round_ in rounds]) if rounds else None
 
 
 def _fixed(cell: Mapping[str, Any]) -> list[str]:
@@ -99,13 +99,13 @@ def _table(cell: Mapping[str, Any]) -> str:
         f"|{'---|' * 6}",
     ]
     for name in _sides(cell):
-        over, accepted = ("", ""), ""
+        of_cut, accepted = ("", ""), ""
         if name in cell["depths"]:
             room = "–" if cell["room"][name] is None else shown(cell["room"][name])
-            over = shown(cell["over_best"][cut(name)]), f"{room} in {cell['alike'][name]}"
+            of_cut = shown(cell["over_best"][cut(name)]), f"{room} in {cell['alike'][name]}"
             accepted = f"{cell['accepted'][name]:.2f}"
-        own = f"{statistics.median(cell['tokens_per_s'][name]):.1f}", shown(cell["over_best"][name])
-        lines.append(f"| {' | '.join([name, accepted, *own, *over])} |")
+        of_whole = f"{statistics.median(cell['tokens_per_s'][name]):.1f}", shown(cell["over_best"][name])
+        lines.append(f"| {' | '.join([name, accepted, *of_whole, *of_cut])} |")
     return "\n".join(lines)
 
 
