@@ -24,13 +24,13 @@ def test_other_text_is_judged_as_the_study_was_and_own_text_at_other_temperature
     words = ("data.eval_prompts=8", "draft.vocabulary=64", "data.batch_slots=4")
     study = Study(tmp_path, "a/maths.jsonl", words=words, elsewhere=("code.jsonl",), temperatures=(0.0, 0.7))
     kinds = ("block", "tokens")
-    found = cells(study, {"block": predicted(1.6), "tokens": predicted(1.2)})
-    assert found == [
+    comparisons = cells(study, {"block": predicted(1.6), "tokens": predicted(1.2)})
+    assert comparisons == [
         Cell(kinds, "a/maths.jsonl", 0.0),
         Cell(kinds, "a/maths.jsonl", 0.7),
         Cell(kinds, "code.jsonl", 1.0),
     ]
-    assert found[2].command(study) == [
+    assert comparisons[2].command(study) == [
         "eval",
         f"drafts=[{tmp_path}/block,{tmp_path}/tokens]",
         "target=smollm2",
@@ -40,6 +40,6 @@ def test_other_text_is_judged_as_the_study_was_and_own_text_at_other_temperature
         "evaluation.speedup_batches=[8]",
         "data.eval_prompts=8",
     ]
-    assert found[2].folder(study) == tmp_path / "elsewhere" / "code-1-block-tokens"
+    assert comparisons[2].folder(study) == tmp_path / "elsewhere" / "code-1-block-tokens"
     others = cells(study, {"eagle": predicted(1.6)})
-    assert len({cell.folder(study) for cell in (*found, *others)}) == 6, "of other kinds is another comparison"
+    assert len({cell.folder(study) for cell in (*comparisons, *others)}) == 6, "of other kinds is another comparison"

@@ -33,10 +33,10 @@ def test_fixed_lengths_help_at_low_rates_and_harm_at_high_ones() -> None:
 
 @pytest.mark.parametrize(("latency_s", "holds"), [(1.9 * 1.029, True), (1.9 * 1.031, False)])
 def test_an_adaptive_policy_may_be_three_per_cent_behind(latency_s: float, holds: bool) -> None:
-    found = claims("fig11-a100-7b", runs({**BASELINES, "goodput": (1.1, latency_s), "smartspec": (1.1, 1.9)}))
-    assert [claim.holds for claim in found] == [holds, True]
-    assert found[1].seen.startswith("+0.0 % at worst; speed-up over none 1.82× at 4/s, 1.05× at 16/s")
-    assert {claim.figure for claim in found} == {"fig11-a100-7b"}
+    findings = claims("fig11-a100-7b", runs({**BASELINES, "goodput": (1.1, latency_s), "smartspec": (1.1, 1.9)}))
+    assert [claim.holds for claim in findings] == [holds, True]
+    assert findings[1].seen.startswith("+0.0 % at worst; speed-up over none 1.82× at 4/s, 1.05× at 16/s")
+    assert {claim.figure for claim in findings} == {"fig11-a100-7b"}
 
 
 def test_nothing_may_beat_the_oracle_and_random_lengths_must_be_worse() -> None:
@@ -75,6 +75,6 @@ def test_the_window_of_acceptance_must_not_matter() -> None:
 def test_every_sweep_has_claims_about_its_policies() -> None:
     for name, sweep in sweeps().items():
         policies = [*sweep.policies, *(policy for policy, _ in sweep.others)]
-        found = claims(name, [run(policy, rate, 1.0) for policy in policies for rate in sweep.rates])
-        assert found, name
+        findings = claims(name, [run(policy, rate, 1.0) for policy in policies for rate in sweep.rates])
+        assert findings, name
         assert list(sweep.rates) == sorted(set(sweep.rates))
