@@ -89,10 +89,10 @@ def main() -> None:
 def plain(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
     """Ours without speculation against transformers, the same prompts and as many tokens. At batch 1, the bandwidth."""
     prompts = read_prompts(options.prompts, target, max(options.batches))
-    found = _against_transformers("plain", options, target, [prompts[:batch] for batch in options.batches])
-    alone = found["batch"].get("1")
+    comparison = _against_transformers("plain", options, target, [prompts[:batch] for batch in options.batches])
+    alone = comparison["batch"].get("1")
     rate = None if alone is None else alone["sides"]["distillspec"]["tokens_per_s"]
-    return found if rate is None else {**found, "bandwidth": read_share(target, rate)}
+    return comparison if rate is None else {**comparison, "bandwidth": read_share(target, rate)}
 
 
 def ragged_prompts(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
@@ -103,9 +103,9 @@ def ragged_prompts(options: argparse.Namespace, target: LanguageModel) -> dict[s
 def _against_transformers(
     section: str, options: argparse.Namespace, target: LanguageModel, batches: Sequence[list[list[int]]]
 ) -> dict[str, Any]:
-    # A copy of its own: the engine changes attention and products of the model it holds.
+    # A second copy: the engine changes attention and products of the model it has.
     untouched = load_target(TargetConfig(path=options.target, dtype=options.dtype))
-    found: dict[str, Any] = {}
+    by_batch: dict[str, Any] = {}
     for texts in batches:
         engine = make_engine(options, target, None, len(texts), max_model_len=2048, prefill_chunk=2048)
 
@@ -115,10 +115,10 @@ def _against_transformers(
         def theirs(texts: list[list[int]] = texts) -> int:
             return hf_generate(untouched, texts)
 
-        found[str(len(texts))] = paired({"distillspec": ours, "transformers": theirs}, options.rounds)
-        print(f"{section} {len(texts)}: {found[str(len(texts))]['ratios']}", flush=True)
+        by_batch[str(len(texts))] = paired({"distillspec": ours, "transformers": theirs}, options.rounds)
+        print(f"{section} {len(texts)}: {by_batch[str(len(texts))]['ratios']}", flush=True)
         engine.close()
-    return {"tokens": NEW_TOKENS, "batch": found, "goals": GOALS[section], "met": _met(found, GOALS[section])}
+    return {"tokens": NEW_TOKENS, "batch": by_batch, "goals": GOALS[section], "met": _met(by_batch, GOALS[section])}
 
 
 def speculation(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def speculation(options: argparse.Namespace, target: LanguageModel) -> dict[str,
 
     Each round has prompts of its own, the same for all sides.
     """
-    found: dict[str, Any] = {}
+    by_batch: dict[str, Any] = {}
     goals: dict[str, float] = {}
     if options.draft:
         draft = load_draft(options.draft, target)
@@ -135,18 +135,18 @@ def speculation(options: argparse.Namespace, target: LanguageModel) -> dict[str,
         other = load_target(TargetConfig(path=options.target, dtype=options.dtype))  # an engine changes what it holds
         for batch in options.batches:
             engine = make_engine(options, target, draft, batch, speculation_length=4, controller="goodput")
-            own = load_draft(options.draft, other)
-            default = make_engine(options, other, own, batch, proposer=None, controller="goodput")
-            found[str(batch)] = _against_plain(engine, prompts, batch, (0, 1, 2, 3, 4), options, default)
+            default_draft = load_draft(options.draft, other)
+            default = make_engine(options, other, default_draft, batch, proposer=None, controller="goodput")
+            by_batch[str(batch)] = _against_plain(engine, prompts, batch, (0, 1, 2, 3, 4), options, default)
             goals[str(batch)] = GOALS["speculation"][str(batch)]
     if options.summaries:
         texts = read_prompts(options.summaries, target, 4, longest=600)
-        own = {"proposer": "prompt_lookup", "speculation_length": 7, "controller": "goodput"}
-        engine = make_engine(options, target, None, 1, **own)
-        found["lookup"] = _against_plain(engine, texts, len(texts), (0, 3, 5, 7), options)
+        lookup_settings = {"proposer": "prompt_lookup", "speculation_length": 7, "controller": "goodput"}
+        engine = make_engine(options, target, None, 1, **lookup_settings)
+        by_batch["lookup"] = _against_plain(engine, texts, len(texts), (0, 3, 5, 7), options)
         goals["lookup"] = GOALS["speculation"]["lookup"]
     written = {"tokens": NEW_TOKENS, "temperature": options.temperature}
-    return {**written, "batch": found, "goals": goals, "met": _met(found, goals)}
+    return {**written, "batch": by_batch, "goals": goals, "met": _met(by_batch, goals)}
 
 
 def _against_plain(
@@ -160,9 +160,9 @@ def _against_plain(
     """Compare fixed lengths of one engine, 0 among them, with lengths by goodput and the costs measured at its start.
 
     Args:
-        default: another engine, which chooses by itself. Its ratio is to its own plain decoding: an engine's weights
-            lie in pages of its own, whose speed differs by some percent. Sides are tenants: n-grams must not learn an
-            answer from the side before.
+        default: another engine, with default settings. It is compared with its own plain decoding, since the weights of
+            two engines lie in different pages, whose speed differs by some percent. Sides are tenants: n-grams must not
+            learn an answer from the side before.
     """
     params = SamplingParams(temperature=options.temperature, max_tokens=NEW_TOKENS, ignore_eos=True)
     controllers: dict[str, LengthController] = {str(k): FixedLength(k) for k in lengths}
@@ -188,7 +188,8 @@ def _against_plain(
     if default is not None:
         default.close()
         rates = [timed["sides"][name]["rounds"] for name in ("default", OWN_PLAIN)]
-        timed["ratios"]["default"] = statistics.median(own / plain for own, plain in zip(*rates, strict=True))
+        pairs = zip(*rates, strict=True)
+        timed["ratios"]["default"] = statistics.median(default_rate / plain_rate for default_rate, plain_rate in pairs)
     best = max((str(k) for k in lengths if k), key=lambda name: timed["ratios"][name])
     return {**timed, "best_length": int(best), "ratio": timed["ratios"][best], "goodput": timed["ratios"]["goodput"]}
 
@@ -235,8 +236,8 @@ def _real_logits(options: argparse.Namespace, target: LanguageModel, rows: int) 
     return torch.cat([target.logits(torch.tensor([prompt]))[0, -(rows // 8) :] for prompt in prompts])
 
 
-def _met(found: dict[str, Any], goals: dict[str, float]) -> dict[str, bool]:
-    return {name: found[name]["ratio"] >= goal for name, goal in goals.items() if name in found}
+def _met(by_batch: dict[str, Any], goals: dict[str, float]) -> dict[str, bool]:
+    return {name: by_batch[name]["ratio"] >= goal for name, goal in goals.items() if name in by_batch}
 
 
 def _options() -> argparse.Namespace:

@@ -57,12 +57,12 @@ WIDE: dict[str, dict[str, Any]] = {
 WAYS: dict[str, dict[str, Any]] = {**CHAINS, **WIDE}
 
 
-class Asked(NamedTuple):
-    """A request, the answer that it must get, and whether it is aborted once it has some of it."""
+class Case(NamedTuple):
+    """A request, the answer that it must get, and whether it is aborted in mid-answer."""
 
     request: Request
-    wanted: list[int]
-    doomed: bool = False
+    expected: list[int]
+    aborted: bool = False
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def compare(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any
     """Run all combinations and count the outputs by circumstance and by way."""
     drafts = {path: load_pretrained(path, target, torch.float32) for path in (options.draft, options.states)}
     prompts = read_prompts(options.prompts, target, options.count)
-    wanted = [_reference(target, prompt, options.tokens) for prompt in prompts]
+    expected = [_reference(target, prompt, options.tokens) for prompt in prompts]
     combinations = list(itertools.product(BATCHES, WAYS))
     share = options.share or -(-len(prompts) // len(combinations))
     counts: dict[str, Counter[str]] = {name: Counter() for name in (*CIRCUMSTANCES, *WAYS)}
@@ -86,17 +86,19 @@ def compare(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any
     started = time.perf_counter()
     for number, (circumstance, (batch, way)) in enumerate(itertools.product(CIRCUMSTANCES, combinations)):
         first = number % len(combinations) * share
-        places = [(first + i) % len(prompts) for i in range(share)]
-        asked = _asked(circumstance, [prompts[i] for i in places], [wanted[i] for i in places], options.tokens)
-        own = options.states if "states" in way else options.draft
-        engine = Engine(target, drafts[own], _settings(way, LENGTHS[number % len(LENGTHS)], batch))
+        indices = [(first + index) % len(prompts) for index in range(share)]
+        chosen_prompts = [prompts[index] for index in indices]
+        chosen_answers = [expected[index] for index in indices]
+        cases = _cases(circumstance, chosen_prompts, chosen_answers, options.tokens)
+        draft = options.states if "states" in way else options.draft
+        engine = Engine(target, drafts[draft], _settings(way, LENGTHS[number % len(LENGTHS)], batch))
         swaps = circumstance == "swap" and way != "lookup"
-        outputs = _run(engine, asked, batch, circumstance == "preempt", (options.other, own) if swaps else ())
+        outputs = _run(engine, cases, batch, circumstance == "preempt", (options.other, draft) if swaps else ())
         engine.check_integrity()
         engine.close()
-        for each in asked:
-            output = outputs[each.request.id]
-            verdict = _compare(target, each, output)
+        for case in cases:
+            output = outputs[case.request.id]
+            verdict = _compare(target, case, output)
             for name in (circumstance, way):
                 counts[name].update({verdict: 1, "outputs": 1, "accepted": output.stats.accepted})
             _count_events(events, circumstance, output)
@@ -122,18 +124,18 @@ def _settings(way: str, length: int, batch: int) -> EngineSettings:
     return EngineSettings(max_slots=batch, max_model_len=400, **settings)
 
 
-def _asked(circumstance: str, prompts: list[list[int]], wanted: list[list[int]], tokens: int) -> list[Asked]:
-    asked = []
-    for number, (prompt, answer) in enumerate(zip(prompts, wanted, strict=True)):
+def _cases(circumstance: str, prompts: list[list[int]], expected: list[list[int]], tokens: int) -> list[Case]:
+    cases = []
+    for number, (prompt, answer) in enumerate(zip(prompts, expected, strict=True)):
         priority = -number if circumstance == "preempt" else 0
         if circumstance == "abort" and number % 2 == 0:
-            asked.append(Asked(_request(f"{number} aborted", prompt, tokens), answer, doomed=True))
-        asked.append(Asked(_request(str(number), prompt, tokens, priority), answer))
+            cases.append(Case(_request(f"{number} aborted", prompt, tokens), answer, aborted=True))
+        cases.append(Case(_request(str(number), prompt, tokens, priority), answer))
         half = len(answer) // 2
         if circumstance == "reuse" and half:
             longer = _request(f"{number} again", [*prompt, *answer[:half]], tokens - half)
-            asked.append(Asked(longer, answer[half:]))
-    return asked
+            cases.append(Case(longer, answer[half:]))
+    return cases
 
 
 def _request(name: str, prompt: Sequence[int], tokens: int, priority: int = 0) -> Request:
@@ -141,10 +143,11 @@ def _request(name: str, prompt: Sequence[int], tokens: int, priority: int = 0) -
 
 
 def _run(
-    engine: Engine, asked: Sequence[Asked], batch: int, one_by_one: bool, swapped: Sequence[str]
+    engine: Engine, cases: Sequence[Case], batch: int, one_by_one: bool, swapped: Sequence[str]
 ) -> dict[str, RequestOutput]:
     """Answer the requests, together or one every few steps, while the engine swaps these drafts."""
-    waiting, doomed = [own.request for own in asked], {own.request.id for own in asked if own.doomed}
+    waiting = [case.request for case in cases]
+    aborted = {case.request.id for case in cases if case.aborted}
     every = max(1, ARRIVE_EVERY // batch) if one_by_one else 0
     drafts: Iterator[str] = itertools.cycle(swapped)
     done: dict[str, RequestOutput] = {}
@@ -157,7 +160,7 @@ def _run(
         step += 1
         if swapped and step % SWAP_EVERY == 0:
             engine.load_draft(next(drafts))
-        writing = [sequence.request.id for sequence in engine.sequences.decoding if sequence.request.id in doomed]
+        writing = [sequence.request.id for sequence in engine.sequences.decoding if sequence.request.id in aborted]
         if writing and step % ABORT_EVERY == 0:
             engine.abort(writing[0])
         done.update({output.request_id: output for output in engine.step().finished})
@@ -191,14 +194,15 @@ def _reference(target: LanguageModel, prompt: list[int], tokens: int) -> list[in
     return out[0, len(prompt) :].tolist()
 
 
-def _compare(target: LanguageModel, asked: Asked, output: RequestOutput) -> str:
-    """Return how an answer differs. Of an aborted one what there is must be right."""
-    found = list(output.token_ids)
-    wanted = asked.wanted[: len(found)] if output.finish_reason == "abort" else asked.wanted
-    if wanted == found:
+def _compare(target: LanguageModel, case: Case, output: RequestOutput) -> str:
+    """Return how an answer differs. An aborted one must be the start of the expected one."""
+    answer = list(output.token_ids)
+    expected = case.expected[: len(answer)] if output.finish_reason == "abort" else case.expected
+    if expected == answer:
         return "identical"
-    place = next(i for i, (a, b) in enumerate(itertools.zip_longest(wanted, found)) if a != b)
-    best = _exact_logits(target, [*asked.request.prompt_ids, *wanted[:place]]).topk(2).values
+    pairs = enumerate(itertools.zip_longest(expected, answer))
+    index = next(index for index, (expected_id, answer_id) in pairs if expected_id != answer_id)
+    best = _exact_logits(target, [*case.request.prompt_ids, *expected[:index]]).topk(2).values
     return "tie" if float(best[0] - best[1]) < TIE else "different"
 
 

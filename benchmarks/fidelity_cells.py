@@ -71,12 +71,12 @@ class Cell:
     def rounds(self) -> list[float]:
         """The ratio of every round by itself."""
         both = zip(self.imitated, self.seen, strict=True)
-        return [float(numpy.mean(i.latencies_s) / numpy.mean(s.latencies_s)) for i, s in both]
+        return [float(numpy.mean(imitated.latencies_s) / numpy.mean(seen.latencies_s)) for imitated, seen in both]
 
 
 def _medians(rounds: Sequence[Sequence[float]]) -> list[float]:
-    found: list[float] = numpy.median(numpy.array(rounds), 0).tolist()
-    return found
+    medians: list[float] = numpy.median(numpy.array(rounds), 0).tolist()
+    return medians
 
 
 def figures_of(cell: Cell) -> dict[str, Any]:
@@ -104,17 +104,17 @@ def step_time_errors(cells: Sequence[Cell]) -> dict[str, dict[str, float]]:
         `live`: of the controllers' predictions for each decoding step, if any of them predicts. `simulated`: of a
         simulated step's mean time against the live one's, by policy and kind of step.
     """
-    found: dict[str, dict[str, list[float]]] = {"live": {}, "simulated": {}}
+    errors: dict[str, dict[str, list[float]]] = {"live": {}, "simulated": {}}
     for cell in cells:
         rate = f"{cell.rate:.3f}"
-        found["live"].setdefault(rate, []).extend(_mispredicted(cell))
-        found["simulated"].setdefault(rate, []).extend(_simulated_wrongly(cell))
-    for own in found.values():
-        own["all"] = [error for errors in own.values() for error in errors]
+        errors["live"].setdefault(rate, []).extend(_mispredicted(cell))
+        errors["simulated"].setdefault(rate, []).extend(_simulated_wrongly(cell))
+    for by_rate in errors.values():
+        by_rate["all"] = [error for of_rate in by_rate.values() for error in of_rate]
     return {
-        side: {rate: float(numpy.median(errors)) for rate, errors in own.items()}
-        for side, own in found.items()
-        if all(own.values())
+        side: {rate: float(numpy.median(of_rate)) for rate, of_rate in by_rate.items()}
+        for side, by_rate in errors.items()
+        if all(by_rate.values())
     }
 
 
@@ -139,26 +139,26 @@ def _step_ms(parts: Mapping[str, float]) -> float:
 def _parts(results: Sequence[StepResult]) -> dict[str, Any]:
     """Return milliseconds a step of each part, by kind of step."""
     kinds: Mapping[str, Callable[[StepResult], bool]] = {
-        "plain": lambda r: not r.prefill_tokens and not any(row.nodes for row in r.rows),
-        "speculating": lambda r: not r.prefill_tokens and any(row.nodes for row in r.rows),
-        "with prompts": lambda r: r.prefill_tokens > 0,
+        "plain": lambda step: not step.prefill_tokens and not any(row.nodes for row in step.rows),
+        "speculating": lambda step: not step.prefill_tokens and any(row.nodes for row in step.rows),
+        "with prompts": lambda step: step.prefill_tokens > 0,
     }
     rows = [row for result in results for row in result.rows]
     tokens = {name: sum(getattr(row, name) for row in rows) for name in ("nodes", "accepted", "emitted")}
-    found: dict[str, Any] = {"tokens": tokens}
-    for kind, holds in kinds.items():
-        own = [result for result in results if holds(result)]
-        if own:
-            parts = [(r.draft_s, r.target_s, r.total_s - r.draft_s - r.target_s) for r in own]
-            draft, target, host = (1e3 * numpy.mean(parts, 0)).round(2).tolist()
-            found[kind] = {
-                "steps": len(own),
-                "rows": round(float(numpy.mean([len(r.view.rows) for r in own])), 2),
+    parts: dict[str, Any] = {"tokens": tokens}
+    for kind, is_kind in kinds.items():
+        steps = [result for result in results if is_kind(result)]
+        if steps:
+            times_s = [(step.draft_s, step.target_s, step.total_s - step.draft_s - step.target_s) for step in steps]
+            draft, target, host = (1e3 * numpy.mean(times_s, 0)).round(2).tolist()
+            parts[kind] = {
+                "steps": len(steps),
+                "rows": round(float(numpy.mean([len(step.view.rows) for step in steps])), 2),
                 "draft_ms": draft,
                 "target_ms": target,
                 "rest_ms": host,
             }
-    return found
+    return parts
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
@@ -166,22 +166,26 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
-    means, each = figure.subplots(1, 2)
-    for place, policy in enumerate(dict.fromkeys(cell.policy for cell in cells)):
-        own, colour = [cell for cell in cells if cell.policy == policy], f"C{place}"
-        rates = [cell.rate for cell in own]
-        means.plot(rates, [numpy.mean(cell.live_s) for cell in own], color=colour, marker="o", label=f"{policy}, live")
-        means.plot(rates, [numpy.mean(cell.simulated_s) for cell in own], color=colour, marker="x", linestyle="--")
-        each.scatter(
-            [s for cell in own for s in cell.live_s],
-            [s for cell in own for s in cell.simulated_s],
+    means, requests = figure.subplots(1, 2)
+    for index, policy in enumerate(dict.fromkeys(cell.policy for cell in cells)):
+        of_policy, colour = [cell for cell in cells if cell.policy == policy], f"C{index}"
+        rates = [cell.rate for cell in of_policy]
+        means.plot(
+            rates, [numpy.mean(cell.live_s) for cell in of_policy], color=colour, marker="o", label=f"{policy}, live"
+        )
+        means.plot(
+            rates, [numpy.mean(cell.simulated_s) for cell in of_policy], color=colour, marker="x", linestyle="--"
+        )
+        requests.scatter(
+            [latency_s for cell in of_policy for latency_s in cell.live_s],
+            [latency_s for cell in of_policy for latency_s in cell.simulated_s],
             s=9,
             color=colour,
             label=policy,
         )
     longest = max(max(cell.live_s + cell.simulated_s) for cell in cells)
-    each.plot([0, longest], [0, longest], color="grey", linewidth=1)
+    requests.plot([0, longest], [0, longest], color="grey", linewidth=1)
     means.set(title="mean latency, s (dashed: simulated)", xlabel="requests/s", ylim=(0, None))
-    each.set(title="latency of every request, s", xlabel="live", ylabel="simulated")
+    requests.set(title="latency of every request, s", xlabel="live", ylabel="simulated")
     means.legend(fontsize="small")
     write_png(path, figure)

@@ -47,12 +47,12 @@ GOALS = {
 def main() -> None:
     options, began = _options(), time.process_time()
     logging.disable(logging.CRITICAL)  # every suspicion is a warning
-    found = {
+    figures = {
         "false_promotions": {
             "margin 0": false_promotions(options.streams, margin=0.0),
             "margin .01": false_promotions(options.streams, margin=0.01),
         },
-        "gains": {name: gains(options.tries, *given) for name, given in GAINS.items()},
+        "gains": {name: gains(options.tries, *arguments) for name, arguments in GAINS.items()},
         "rollbacks": {
             "equal, wander .03": lives(options.lives // 2, 2000, gain=0.0, wander=0.03),
             "equal, wander .05": lives(options.lives // 2, 2000, gain=0.0, wander=0.05),
@@ -60,8 +60,8 @@ def main() -> None:
             "lost .05, wander .03, 3 tenants": lives(options.lives, 300, gain=-LOSS, wander=0.03, tenants=3),
         },
     }
-    met = _met(found)
-    write_result("gate_simulation", {**found, "goals": GOALS, "met": met, "cpu_s": time.process_time() - began})
+    met = _met(figures)
+    write_result("gate_simulation", {**figures, "goals": GOALS, "met": met, "cpu_s": time.process_time() - began})
 
 
 def false_promotions(streams: int, margin: float) -> dict[str, Any]:
@@ -73,78 +73,82 @@ def false_promotions(streams: int, margin: float) -> dict[str, Any]:
 
 def false_promotions_of(seed: int, config: GateConfig, candidates: int = CANDIDATES) -> int:
     """Return how many of the equal candidates of a stream are promoted."""
-    dice, place, promoted = numpy.random.default_rng(seed), 1, 0
+    dice = numpy.random.default_rng(seed)
+    attempt = 1
+    promoted = 0
     for _ in range(candidates):
-        verdict = first_verdict(partial(pairs, dice, gain=0.0), config, place)
+        verdict = first_verdict(partial(pairs, dice, gain=0.0), config, attempt)
         is_promoted = verdict.decision == "promoted"
         promoted += is_promoted
-        place = 1 if is_promoted else place + 1
+        attempt = 1 if is_promoted else attempt + 1
     return promoted
 
 
 def gains(tries: int, gain: float, answers: int) -> dict[str, Any]:
     """Return what is decided on candidates that are better, with the default margin and without one."""
-    found = {}
+    by_margin = {}
     for name, margin in (("margin 0", 0.0), ("margin .01", 0.01)):
         config = GateConfig(requests=answers, margin=margin, speculation_length=LONGEST)
         verdicts = []
         for seed in range(tries):
             draw = partial(pairs, numpy.random.default_rng(seed), gain=gain)
             verdicts.append(first_verdict(draw, config, 1))
-        found[name] = {
+        by_margin[name] = {
             "decisions": Counter(verdict.decision for verdict in verdicts),
             "median_answers": median(verdict.requests for verdict in verdicts),
             "promoted": share([verdict.decision == "promoted" for verdict in verdicts]),
         }
-    return found
+    return by_margin
 
 
-def first_verdict(draw: Callable[[int], Sequence[Pair]], config: GateConfig, place: int) -> GateDecision:
+def first_verdict(draw: Callable[[int], Sequence[Pair]], config: GateConfig, attempt: int) -> GateDecision:
     """Return the verdict on a candidate, looked at after every few answers.
 
     Args:
         draw: returns so many further conversations.
     """
-    found = list(draw(config.min_requests))
+    conversations = list(draw(config.min_requests))
     while True:
-        final = len(found) >= config.requests
-        verdict = decide("new", "old", Evidence(found, COSTS), config, place, final=final)
+        final = len(conversations) >= config.requests
+        verdict = decide("new", "old", Evidence(conversations, COSTS), config, attempt, final=final)
         if verdict is not None:
             return verdict
-        found += draw(min(AT_ONCE, config.requests - len(found)))
+        conversations += draw(min(AT_ONCE, config.requests - len(conversations)))
 
 
 def lives(count: int, requests: int, gain: float, wander: float, tenants: int = 1) -> dict[str, Any]:
-    """Return how promoted versions fare, each in a service of its own."""
-    found: list[Life] = []
+    """Return how promoted versions fare, each in a separate service."""
+    outcomes: list[Life] = []
     for seed in range(count):
         with tempfile.TemporaryDirectory() as folder:
-            found.append(life(Path(folder), seed, gain, wander, requests, tenants))
-    back = [one.requests for one in found if one.rolled_back]
+            outcomes.append(life(Path(folder), seed, gain, wander, requests, tenants))
+    back = [outcome.requests for outcome in outcomes if outcome.rolled_back]
     return {
         "requests": requests,
-        "rolled_back": share([one.rolled_back for one in found]),
+        "rolled_back": share([outcome.rolled_back for outcome in outcomes]),
         "median_requests_to_rollback": median(back) if back else None,
-        "suspected": share([one.suspicions > 0 for one in found]),
-        "suspicions": sum(one.suspicions for one in found),
-        "acquittals": sum(one.acquittals for one in found),
+        "suspected": share([outcome.suspicions > 0 for outcome in outcomes]),
+        "suspicions": sum(outcome.suspicions for outcome in outcomes),
+        "acquittals": sum(outcome.acquittals for outcome in outcomes),
     }
 
 
 def share(happened: Sequence[bool]) -> dict[str, Any]:
     """Return the share of the cases, and what it is below with 95 %."""
-    count, of = sum(happened), len(happened)
-    return {"count": count, "of": of, "share": count / of, "at_most": upper_end(count, of)}
+    count, cases = sum(happened), len(happened)
+    return {"count": count, "of": cases, "share": count / cases, "at_most": upper_end(count, cases)}
 
 
-def _met(found: dict[str, Any]) -> dict[str, bool]:
-    streams, gained, rollbacks = found["false_promotions"], found["gains"], found["rollbacks"]
+def _met(figures: dict[str, Any]) -> dict[str, bool]:
+    streams = figures["false_promotions"]
+    better = figures["gains"]
+    rollbacks = figures["rollbacks"]
     equal = [rollbacks[name]["rolled_back"] for name in rollbacks if name.startswith("equal")]
     lost = [rollbacks[name]["rolled_back"]["share"] for name in rollbacks if name.startswith("lost")]
     values = (
-        max(each["share"] for each in streams.values()) <= 0.05,
-        gained["+.05 within 60"]["margin .01"]["promoted"]["share"] >= 0.9,
-        sum(each["count"] for each in equal) <= 0.02 * sum(each["of"] for each in equal),
+        max(outcome["share"] for outcome in streams.values()) <= 0.05,
+        better["+.05 within 60"]["margin .01"]["promoted"]["share"] >= 0.9,
+        sum(outcome["count"] for outcome in equal) <= 0.02 * sum(outcome["of"] for outcome in equal),
         min(lost) >= 0.95,
     )
     return dict(zip(GOALS, values, strict=True))

@@ -125,7 +125,7 @@ def bandwidth(bench: Bench, result: dict[str, Any]) -> dict[str, Any] | str:
 
 def verify(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
     """Seconds of a pass by drafted tokens a row, chains and trees, relative to none, for one row and eight."""
-    found: dict[str, Any] = {}
+    by_rows: dict[str, Any] = {}
     for batch in bench.in_time(ROWS):
         with bench.engine(batch) as engine:
             seconds = {
@@ -133,11 +133,11 @@ def verify(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
                 for kind, nodes in (("chain", (0, *NODES)), ("tree", NODES))
             }
         plain = seconds["chain"].get(0, math.nan)
-        beta = {kind: {n: s / plain for n, s in own.items()} for kind, own in seconds.items()}
-        found[str(batch)] = {"seconds": seconds, "beta": beta}
-    beta = found.get("1", {}).get("beta", {}).get("chain", {}).get(DRAFTED)
+        beta = {kind: {n: pass_s / plain for n, pass_s in by_nodes.items()} for kind, by_nodes in seconds.items()}
+        by_rows[str(batch)] = {"seconds": seconds, "beta": beta}
+    beta = by_rows.get("1", {}).get("beta", {}).get("chain", {}).get(DRAFTED)
     return {
-        "rows": found,
+        "rows": by_rows,
         "beta": beta,
         "goal": GOALS["verify"],
         "met": None if beta is None else beta <= GOALS["verify"],
@@ -146,7 +146,7 @@ def verify(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
 
 def kernels(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
     """Microseconds that the attention of all layers takes, for trees and for chains of as many tokens."""
-    found, attend = dict[str, Any](), None
+    by_rows, attend = dict[str, Any](), None
     for batch in bench.in_time(ROWS):
         with bench.engine(batch) as engine:
             attend = engine.runner.cache.attend
@@ -155,8 +155,8 @@ def kernels(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
                 for kind in ("chain", "tree")
             }
         chain, tree = microseconds["chain"], microseconds["tree"]
-        found[str(batch)] = {"us": microseconds, "tree_over_chain": {n: tree[n] / chain[n] for n in tree}}
-    return {"attention": getattr(getattr(attend, "func", attend), "__name__", None), "rows": found}
+        by_rows[str(batch)] = {"us": microseconds, "tree_over_chain": {n: tree[n] / chain[n] for n in tree}}
+    return {"attention": getattr(getattr(attend, "func", attend), "__name__", None), "rows": by_rows}
 
 
 def host(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
@@ -165,23 +165,23 @@ def host(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
     `overlapped_ms` is other work of the host in a step: learning from the step before, and its outputs, which go to a
     server's listeners. The device computes meanwhile, so it is in no wall time. On CPUs nothing is done so.
     """
-    found, overlapped, waits = dict[str, float](), dict[str, float](), list[str]()
+    host_ms, overlapped_ms, waits = dict[str, float](), dict[str, float](), list[str]()
     for batch in bench.in_time(ROWS):
         with bench.engine(batch) as engine:
             rates = [_decode_rate(engine, batch, 0) for _ in bench.in_time(range(ROUNDS))]
             if rates and not bench.late:
                 step_s = batch / statistics.median(rates)
-                found[str(batch)] = 1e3 * (step_s - pass_seconds(engine, batch, 0))
-                overlapped[str(batch)] = 1e3 * overlapped_seconds(engine, batch)
+                host_ms[str(batch)] = 1e3 * (step_s - pass_seconds(engine, batch, 0))
+                overlapped_ms[str(batch)] = 1e3 * overlapped_seconds(engine, batch)
         with bench.engine(batch, bench.draft) as engine:
-            waits += [place for length in bench.in_time((0, 2)) for place in hidden_waits(engine, batch, length)]
-    worst = max(found.values(), default=None)
+            waits += [caller for length in bench.in_time((0, 2)) for caller in hidden_waits(engine, batch, length)]
+    worst = max(host_ms.values(), default=None)
     met = None if worst is None else worst < GOALS["host_ms"] and not waits
     return {
-        "host_ms": found,
+        "host_ms": host_ms,
         "worst_ms": worst,
-        "overlapped_ms": overlapped,
-        "overlapped_worst_ms": max(overlapped.values(), default=None),
+        "overlapped_ms": overlapped_ms,
+        "overlapped_worst_ms": max(overlapped_ms.values(), default=None),
         "hidden_waits": waits,
         "goal": GOALS["host_ms"],
         "met": met,
@@ -237,34 +237,34 @@ def _show(result: dict[str, Any], names: list[str]) -> None:
     console = Console()
     checks = Table("model", "check", "seen", "goal", title=result["device"])
     for name in names:
-        found = {section: own if isinstance(own, dict) else {} for section, own in result[name].items()}
+        sections = {section: figures if isinstance(figures, dict) else {} for section, figures in result[name].items()}
         for section, about, seen, goal in CHECKS:
-            value = found[section].get(seen)
-            shown = LEFT_OUT if value is None else f"{value:.2f}"
-            checks.add_row(name, about, shown, str(found[section].get(goal, "–")))
-        _show_passes(console, name, found)
-        if "speedup" in found["synthetic"]:
+            value = sections[section].get(seen)
+            text = LEFT_OUT if value is None else f"{value:.2f}"
+            checks.add_row(name, about, text, str(sections[section].get(goal, "–")))
+        _show_passes(console, name, sections)
+        if "speedup" in sections["synthetic"]:
             table = Table("batch", "α", *(f"k={k}" for k in LENGTHS), title=f"{name}: speed-up over plain decoding")
-            for batch, by_alpha in found["synthetic"]["speedup"].items():
+            for batch, by_alpha in sections["synthetic"]["speedup"].items():
                 for alpha, by_length in by_alpha.items():
                     table.add_row(batch, alpha, *(_cell(by_length, k) for k in LENGTHS))
             console.print(table)
     console.print(checks)
 
 
-def _show_passes(console: Console, name: str, found: dict[str, Any]) -> None:
+def _show_passes(console: Console, name: str, sections: dict[str, Any]) -> None:
     """Print passes over drafted tokens against one over none, and the attention of trees against that of chains."""
     table = Table("rows", "what", *map(str, NODES), title=f"{name}: passes by drafted tokens a row")
-    for batch, own in found["verify"].get("rows", {}).items():
-        for kind, beta in own["beta"].items():
+    for batch, figures in sections["verify"].get("rows", {}).items():
+        for kind, beta in figures["beta"].items():
             table.add_row(batch, f"{kind}s / none", *(_cell(beta, n) for n in NODES))
-    for batch, own in found["kernels"].get("rows", {}).items():
-        table.add_row(batch, "attention, trees / chains", *(_cell(own["tree_over_chain"], n) for n in NODES))
+    for batch, figures in sections["kernels"].get("rows", {}).items():
+        table.add_row(batch, "attention, trees / chains", *(_cell(figures["tree_over_chain"], n) for n in NODES))
     console.print(table)
 
 
-def _cell(found: dict[int, float], place: int) -> str:
-    return f"{found[place]:.2f}" if place in found else "–"
+def _cell(values: dict[int, float], key: int) -> str:
+    return f"{values[key]:.2f}" if key in values else "–"
 
 
 def _options() -> argparse.Namespace:

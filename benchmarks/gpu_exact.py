@@ -50,23 +50,23 @@ def main() -> None:
     chance = random.Random(0)
     vocabulary = SHAPES["tiny"][-1]
     prompts = [[chance.randrange(vocabulary) for _ in range(chance.randrange(3, 90))] for _ in range(options.requests)]
-    wanted = _plain_greedy(target, prompts)
-    found: dict[str, Any] = {}
+    expected = _plain_greedy(target, prompts)
+    by_way: dict[str, Any] = {}
     seeded: list[list[int]] = []
     for way, settings in WAYS.items():
-        own = None if way == "no draft" else draft
-        greedy, accepted = _answers(target, own, settings, prompts, temperature=0.0)
-        drawn, _ = _answers(target, own, settings, prompts, temperature=0.8)
+        draft_of_way = None if way == "no draft" else draft
+        greedy, accepted = _answers(target, draft_of_way, settings, prompts, temperature=0.0)
+        drawn, _ = _answers(target, draft_of_way, settings, prompts, temperature=0.8)
         seeded = seeded or drawn
-        found[way] = {
-            "greedy_wrong": sum([not _is_excused(*pair) for pair in zip(greedy, wanted, strict=True)]),
-            "seeded_differ": sum([one != other for one, other in zip(drawn, seeded, strict=True)]),
+        by_way[way] = {
+            "greedy_wrong": sum([not _is_excused(*pair) for pair in zip(greedy, expected, strict=True)]),
+            "seeded_differ": sum([answer != other for answer, other in zip(drawn, seeded, strict=True)]),
             "accepted": accepted,
         }
-        print(way, found[way], flush=True)
+        print(way, by_way[way], flush=True)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    exact = all(own["greedy_wrong"] == own["seeded_differ"] == 0 for own in found.values())
-    result = {"device": name, "requests": len(prompts), "tokens": TOKENS, "ways": found, "met": exact}
+    exact = all(counts["greedy_wrong"] == counts["seeded_differ"] == 0 for counts in by_way.values())
+    result = {"device": name, "requests": len(prompts), "tokens": TOKENS, "ways": by_way, "met": exact}
     if options.output:
         write_result(options.output, result)
 
@@ -106,21 +106,22 @@ def _answers(
 @torch.inference_mode()
 def _plain_greedy(target: LanguageModel, prompts: list[list[int]]) -> list[list[tuple[int, bool]]]:
     """Return for each prompt its greedy tokens by whole float64 passes, and True where the choice is a tie."""
-    model, found = copy.deepcopy(target.model).to("cpu", torch.float64), []
+    model = copy.deepcopy(target.model).to("cpu", torch.float64)
+    answers = []
     for prompt in prompts:
-        text, own = list(prompt), list[tuple[int, bool]]()
+        text, answer = list(prompt), list[tuple[int, bool]]()
         for _ in range(TOKENS):
             best, ids = model(torch.tensor([text])).logits[0, -1].topk(2)
-            own.append((int(ids[0]), float(best[0] - best[1]) < TIE))
+            answer.append((int(ids[0]), float(best[0] - best[1]) < TIE))
             text.append(int(ids[0]))
-        found.append(own)
-    return found
+        answers.append(answer)
+    return answers
 
 
-def _is_excused(answer: list[int], wanted: list[tuple[int, bool]]) -> bool:
-    """Return True if an answer is the wanted one, up to the first tie that it decides otherwise."""
-    for token, (other, tie) in zip(answer, wanted, strict=True):
-        if token != other:
+def _is_excused(answer: list[int], expected: list[tuple[int, bool]]) -> bool:
+    """Return True if an answer is the expected one, up to the first tie that it decides otherwise."""
+    for token, (expected_id, tie) in zip(answer, expected, strict=True):
+        if token != expected_id:
             return tie
     return True
 

@@ -55,18 +55,18 @@ Texts = Iterator[list[int]]
 def use(engine: Engine, selection: str, lengths: str = "goodput", **options: Any) -> SelectingController:
     """Let a new selection choose among the engine's drafts, and a controller their lengths."""
     inside = named_controller(lengths, engine.settings.speculation_length, engine.costs)
-    known, names = evaluated(engine.drafts), list(engine.drafts)
-    made = compared_selection(inside, selection, names, options, expected=known, costs=engine.costs)
-    engine.at_next_step(lambda: engine.use_controller(made))
-    return made
+    expected, names = evaluated(engine.drafts), list(engine.drafts)
+    controller = compared_selection(inside, selection, names, options, expected=expected, costs=engine.costs)
+    engine.at_next_step(lambda: engine.use_controller(controller))
+    return controller
 
 
 def member(engine: Engine, name: str) -> DraftModel:
-    """Return what drafts under a name."""
+    """Return the proposer of a draft."""
     assert isinstance(engine.proposer, SideBySide)
-    found = engine.proposer.proposers[name]
-    assert isinstance(found, DraftModel)
-    return found
+    proposer = engine.proposer.proposers[name]
+    assert isinstance(proposer, DraftModel)
+    return proposer
 
 
 def collapse(engine: Engine, name: str) -> None:
@@ -103,32 +103,32 @@ def requests_until(holds: Callable[[], bool | None], most: int) -> int | None:
 
     A request of which it is None tells nothing: no draft was worth it.
     """
-    row: list[int] = []  # the requests in which it has held since it last did not
+    run: list[int] = []  # the newest requests of which it holds, all in a row
     for number in range(most + IN_A_ROW):
-        held = holds()
-        row = [*row, number] if held else row if held is None else []
-        if len(row) == IN_A_ROW:
-            return row[0]
+        holds_now = holds()
+        run = [*run, number] if holds_now else run if holds_now is None else []
+        if len(run) == IN_A_ROW:
+            return run[0]
     return None
 
 
 def counted(
     drafting: Callable[[], str | None],
     follows: Callable[[str | None], bool | None],
-    make: Callable[[], object],
+    change: Callable[[], object],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Make a change between requests. Return how many come before it is followed, and whether they count.
 
     Args:
-        drafting: serves a request, and tells the draft that drafted for it.
-        follows: True for one that follows the change. None: it tells nothing.
-        make: makes it.
+        drafting: serves a request. Returns the draft that drafted for it.
+        follows: True for a request that follows the change. None: it tells nothing.
+        change: makes the change.
     """
     before = [drafting() for _ in range(options.before)]
     recent = [follows(by) for by in before[-RECENT:]]
     looked_so = requests_until(iter(recent).__next__, len(recent) - IN_A_ROW) is not None
-    make()
+    change()
     requests = requests_until(lambda: follows(drafting()), options.give_up)
     return {"before": Counter(map(str, before)), "requests": requests, "counts": not looked_so}
 
@@ -156,42 +156,44 @@ def switch(engine: Engine, texts: Texts, options: argparse.Namespace) -> dict[st
     sides = {
         name: use(engine, "lbss", LENGTHS, **EXPLORING, fast_switching=name == "fast") for name in ("fast", "at once")
     }
-    most = dict.fromkeys(sides, 0)
+    most_bytes = dict.fromkeys(sides, 0)
     for round_ in range(options.rounds):
-        asked = [_long(texts, options.context) for _ in range(options.batch)]
-        for name, chooses in sides.items():
-            engine.use_controller(chooses)
-            for place, text in enumerate(asked):
-                engine.submit(Request(f"{name}-{round_}-{place}", tuple(text), greedy(options.tokens)))
+        prompts = [_long(texts, options.context) for _ in range(options.batch)]
+        for name, controller in sides.items():
+            engine.use_controller(controller)
+            for index, text in enumerate(prompts):
+                engine.submit(Request(f"{name}-{round_}-{index}", tuple(text), greedy(options.tokens)))
             while engine.has_work:
                 engine.step()
-                most[name] = max(most[name], _read_bytes(engine))
-    usual_s = [seconds for chooses in sides.values() for seconds in chooses.figures.usual_s]
-    over = {name: {**_over_usual(chooses, usual_s), "read_bytes": most[name]} for name, chooses in sides.items()}
+                most_bytes[name] = max(most_bytes[name], _read_bytes(engine))
+    usual_s = [seconds for controller in sides.values() for seconds in controller.figures.usual_s]
+    over = {
+        name: {**_over_usual(controller, usual_s), "read_bytes": most_bytes[name]} for name, controller in sides.items()
+    }
     typical_ms = 1e3 * float(numpy.median(usual_s)) if usual_s else None
     return {**over, "usual": {"ms": typical_ms, **_over(usual_s, usual_s)}}
 
 
 def _long(texts: Texts, tokens: int) -> list[int]:
     """Return a text of so many tokens, of prompts one after another."""
-    found = list[int]()
-    while len(found) < tokens:
-        found += next(texts)
-    return found[-tokens:]
+    ids = list[int]()
+    while len(ids) < tokens:
+        ids += next(texts)
+    return ids[-tokens:]
 
 
 def _read_bytes(engine: Engine) -> int:
     """Return the bytes of the keys and values that drafts hold of running texts."""
-    found = 0
+    total = 0
     for name, draft in engine.drafts.items():
         states = [member(engine, name).state(sequence.id) for sequence in engine.sequences.running]
-        found += sum(state.computed for state in states) * token_bytes([draft])
-    return found
+        total += sum(state.computed for state in states) * token_bytes([draft])
+    return total
 
 
-def _over_usual(chooses: SelectingController, usual_s: Sequence[float]) -> dict[str, Any]:
+def _over_usual(controller: SelectingController, usual_s: Sequence[float]) -> dict[str, Any]:
     """Return steps with a switch, and those that read ahead, over the median of the usual ones of both sides."""
-    return {**_over(chooses.figures.switch_s, usual_s), "reading": _over(chooses.figures.reading_s, usual_s)}
+    return {**_over(controller.figures.switch_s, usual_s), "reading": _over(controller.figures.reading_s, usual_s)}
 
 
 def _over(steps_s: Collection[float], usual_s: Sequence[float]) -> dict[str, Any]:
@@ -224,17 +226,17 @@ def main() -> int:
         print(times[-1], flush=True)
     engine.use_draft(load_draft(path, target), name=best)
     switches = switch(engine, texts, options)
-    found: dict[str, Any] = {
-        f"{change}_requests": [own[change]["requests"] for own in times if own[change]["counts"]]
+    judged: dict[str, Any] = {
+        f"{change}_requests": [repetition[change]["requests"] for repetition in times if repetition[change]["counts"]]
         for change in ("swap", "collapse")
     }
-    found["switch_p99"] = [switches["fast"]["p99"]]
+    judged["switch_p99"] = [switches["fast"]["p99"]]
     met = {
-        name: bool(found[name]) and all(own is not None and own <= goal for own in found[name])
+        name: bool(judged[name]) and all(value is not None and value <= goal for value in judged[name])
         for name, goal in GOALS.items()
     }
     setting = {name: getattr(options, name) for name in ("before", "batch", "context", "tokens", "rounds")}
-    result = {**setting, "alone": rates, "changes": best, "times": times, "switches": switches, **found}
+    result = {**setting, "alone": rates, "changes": best, "times": times, "switches": switches, **judged}
     write_result("pool_changes", {**result, "goals": GOALS, "met": met, "others_cores": others.cores()})
     return 0 if all(met.values()) else 1
 

@@ -55,27 +55,28 @@ def main() -> None:
     )
     if unknown := [name for name in options.sides if name not in SETTINGS]:
         raise SystemExit(f"--sides {unknown[0]} is not known; use some of {', '.join(SETTINGS)}")
-    names, most = [NO_DRAFT, ALONE, *options.sides], max(options.batches)
-    engines = {name: _engine(options, name, most) for name in names}
+    names = [NO_DRAFT, ALONE, *options.sides]
+    largest = max(options.batches)
+    engines = {name: _engine(options, name, largest) for name in names}
     draft = engines[ALONE].draft
     assert draft is not None
-    count = options.rounds * max(ALIKE, most)
+    count = options.rounds * max(ALIKE, largest)
     prompts = read_prompts(options.prompts, engines[ALONE].target, count, without=trained_prompts(draft.lineage))
     params = SamplingParams(
         temperature=options.temperature, max_tokens=NEW_TOKENS, ignore_eos=options.ends != "natural"
     )
-    found = {}
+    by_batch = {}
     for batch in options.batches:
         rounds = _rounds(engines, prompts[: options.rounds * max(ALIKE, batch)], batch, params)
-        rates = {name: [one.rate for one in own] for name, own in rounds.items()}
-        found[str(batch)] = own = {
+        rates = {name: [round_.rate for round_ in side_rounds] for name, side_rounds in rounds.items()}
+        by_batch[str(batch)] = figures = {
             **shown(rates),
             "over_draft": {name: interval(ratios(rates, name, ALONE)) for name in names if name != ALONE},
             "draft_passes": passes_of(
-                {name: own for name, own in rounds.items() if draft_models(engines[name].proposer)}
+                {name: side_rounds for name, side_rounds in rounds.items() if draft_models(engines[name].proposer)}
             ),
         }
-        print(batch, own, flush=True)
+        print(batch, figures, flush=True)
     setting = {
         "draft": draft.kind,
         "temperature": options.temperature,
@@ -83,7 +84,7 @@ def main() -> None:
         "threshold": THRESHOLD,
         "ends": options.ends,
     }
-    write_result(options.name, {**setting, "dtype": str(engines[ALONE].target.dtype), "batches": found})
+    write_result(options.name, {**setting, "dtype": str(engines[ALONE].target.dtype), "batches": by_batch})
 
 
 class Round(NamedTuple):
@@ -108,12 +109,14 @@ def _rounds(
 
     Batches are tenants: n-grams must not know the answers that an earlier batch has written.
     """
-    chance, each, tenant = random.Random(0), max(ALIKE, batch), f"batch {batch}"
+    chance = random.Random(0)
+    prompts_a_round = max(ALIKE, batch)
+    tenant = f"batch {batch}"
     rounds: dict[str, list[Round]] = {name: [] for name in engines}
     for engine in engines.values():
         generate(engine, prompts[:batch], greedy(32))
-    for start in range(0, len(prompts), each):
-        groups = [prompts[first : first + batch] for first in range(start, start + each, batch)]
+    for start in range(0, len(prompts), prompts_a_round):
+        groups = [prompts[first : first + batch] for first in range(start, start + prompts_a_round, batch)]
         for name in chance.sample(list(engines), len(engines)):
             rounds[name].append(answered(engines[name], groups, params, tenant))
     return rounds
@@ -138,18 +141,18 @@ def _draft_passes(engine: Engine) -> int:
 def passes_of(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
     """Return the passes that the draft of each side took an answer, and the tokens drafted and written a pass.
 
-    `saved`: the share of the passes a drafted token of the draft by itself that this side does not take.
+    `saved`: the share of passes a drafted token that a side saves, against the draft by itself.
     """
-    totals = {name: Round(*map(sum, zip(*own, strict=True))) for name, own in rounds.items()}
-    each = {name: own.passes / own.drafted if own.drafted else 0.0 for name, own in totals.items()}
+    totals = {name: Round(*map(sum, zip(*side_rounds, strict=True))) for name, side_rounds in rounds.items()}
+    passes_a_token = {name: total.passes / total.drafted if total.drafted else 0.0 for name, total in totals.items()}
     return {
         name: {
-            "passes_an_answer": own.passes / own.answers,
-            "drafted_a_pass": own.drafted / own.passes if own.passes else 0.0,
-            "written_a_pass": own.tokens / own.passes if own.passes else 0.0,
-            "saved": 1 - each[name] / each[ALONE] if each[ALONE] else 0.0,
+            "passes_an_answer": total.passes / total.answers,
+            "drafted_a_pass": total.drafted / total.passes if total.passes else 0.0,
+            "written_a_pass": total.tokens / total.passes if total.passes else 0.0,
+            "saved": 1 - passes_a_token[name] / passes_a_token[ALONE] if passes_a_token[ALONE] else 0.0,
         }
-        for name, own in totals.items()
+        for name, total in totals.items()
     }
 
 

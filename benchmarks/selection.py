@@ -50,19 +50,19 @@ def main() -> int:
     options = read_options()
     others = Others()
     title, measured = measured_costs(options.profile)
-    found = {
+    by_costs = {
         name: {str(rows): by_selection(several(costs), rows, options.steps, options.trees) for rows in options.rows}
         for name, costs in (("invented", INVENTED), ("measured", measured))
     }
-    most = str(max(options.rows))
+    largest = str(max(options.rows))
     met = {
-        name: {costs: own[most][name]["share_of_step"] <= goal for costs, own in found.items()}
+        name: {costs: timings[largest][name]["share_of_step"] <= goal for costs, timings in by_costs.items()}
         for name, goal in GOALS.items()
     }
     settings = {"drafts": DRAFTS, "steps": options.steps, "trees": options.trees, "measured": title}
-    result = {**settings, "costs": found, "judged_rows": int(most)}
+    result = {**settings, "costs": by_costs, "judged_rows": int(largest)}
     write_result("selection", {**result, "goals": GOALS, "met": met, "others_cores": others.cores()})
-    return 0 if all(all(own.values()) for own in met.values()) else 1
+    return 0 if all(all(of_selection.values()) for of_selection in met.values()) else 1
 
 
 def several(costs: LatencyModel) -> LatencyModel:
@@ -70,7 +70,7 @@ def several(costs: LatencyModel) -> LatencyModel:
     if len(costs.members) >= DRAFTS:
         return costs
     assert costs.draft is not None
-    members = {chr(ord("a") + place): costs.draft.scaled(1 + place) for place in range(DRAFTS)}
+    members = {chr(ord("a") + index): costs.draft.scaled(1 + index) for index in range(DRAFTS)}
     return LatencyModel(costs.target, costs.draft, members=members)
 
 
@@ -78,22 +78,25 @@ def by_selection(costs: LatencyModel, rows: int, steps: int, trees: bool) -> dic
     """Return the time of each selection's steps, and that of one draft without any."""
     names = list(costs.members)[:DRAFTS]
     lengths = partial(GoodputController, LENGTH, costs, trees=candidates(WIDTHS, NODES) if trees else None)
-    found = {NONE: time_steps(lengths(), costs, (DRAFT,), rows, steps)}
+    timings = {NONE: time_steps(lengths(), costs, (DRAFT,), rows, steps)}
     for name in SELECTIONS:
-        own = time_steps(with_selection(lengths(), name, names), costs, names, rows, steps)
-        added_us = own["us"] - found[NONE]["us"]
-        found[name] = {**own, "added_us": added_us, "share_of_step": added_us / own["step_us"]}
-    return found
+        timing = time_steps(with_selection(lengths(), name, names), costs, names, rows, steps)
+        added_us = timing["us"] - timings[NONE]["us"]
+        timings[name] = {**timing, "added_us": added_us, "share_of_step": added_us / timing["step_us"]}
+    return timings
 
 
 def time_steps(
     controller: LengthController, costs: LatencyModel, names: Sequence[str], rows: int, steps: int
 ) -> dict[str, float]:
     """Return the microseconds of planning and observing a step, and those of the step itself."""
-    draws, host_ns, steps_s = Random(0), list[int](), list[float]()
+    draws = Random(0)
+    host_ns = list[int]()
+    steps_s = list[float]()
 
     def run(view: BatchView, plan: Plan) -> StepResult:
-        results = tuple([verified(row, own, names, draws) for row, own in zip(view.rows, plan.rows, strict=True)])
+        rows_and_plans = zip(view.rows, plan.rows, strict=True)
+        results = tuple([verified(row, planned, names, draws) for row, planned in rows_and_plans])
         drafted_s, target_s = planned_s(costs, view, plan)
         draft_s = sum(drafted_s.values())
         each_s = drafted_s if len(names) > 1 else {}
@@ -109,11 +112,12 @@ def time_steps(
 
 def seen(number: int, step: int, names: Sequence[str]) -> RowView:
     """Return a row of a step, with all drafts: its answer ends after `STAY` steps."""
-    answer, place = divmod(step + number, STAY)
+    answer, steps_of_answer = divmod(step + number, STAY)
     prompt = tuple(range(number, number + 50))
     first, *others = [Option(LENGTH, source=name, unread_tokens=1, wide=True) for name in names]
     domain = DOMAINS[(number + answer) % 2]
-    return RowView(f"{number}-{answer}/0", 50 + 2 * place, *first, others=tuple(others), domain=domain, prompt=prompt)
+    tokens = 50 + 2 * steps_of_answer
+    return RowView(f"{number}-{answer}/0", tokens, *first, others=tuple(others), domain=domain, prompt=prompt)
 
 
 def verified(row: RowView, plan: RowPlan, names: Sequence[str], draws: Random) -> RowResult:

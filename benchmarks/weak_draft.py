@@ -1,4 +1,4 @@
-"""A weak draft at batch 1, from the first answer of a fresh engine on: what does it cost to have it?"""
+"""Cost of a weak draft at batch 1, from the first answer of a fresh engine on."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def weak(options: argparse.Namespace, target: LanguageModel, prompts: list[Promp
     rounds = [_round(options, models, chance.sample(texts, EACH), chance) for _ in range(options.engines)]
     ratios = {name: [_over(rates[name], rates[plain]) for rates in rounds] for name, plain in AGAINST.items()}
     over_none = {
-        name: {"all": interval([own[0] for own in found]), "first": interval([own[1] for own in found])}
-        for name, found in ratios.items()
+        name: {"all": interval([pair[0] for pair in pairs]), "first": interval([pair[1] for pair in pairs])}
+        for name, pairs in ratios.items()
     }
     return {
         "draft": {"noise": noise, "alpha": alpha},
@@ -54,7 +54,7 @@ def weak(options: argparse.Namespace, target: LanguageModel, prompts: list[Promp
         "rates": rounds,
         "over_none": over_none,
         "goals": GOALS,
-        "met": {name: {which: _met(found) for which, found in over_none[name].items()} for name in JUDGED},
+        "met": {name: {which: _met(ratio) for which, ratio in over_none[name].items()} for name in JUDGED},
     }
 
 
@@ -69,14 +69,14 @@ def noise_for(
     sound = acceptance(options, target, noisy(options.draft, target, 0.0), texts)
     if sound < options.alpha - NEAR:
         raise SystemExit(f"--alpha {options.alpha}: the draft accepts {sound:.3f} without noise; give a lower one")
-    least, most = 0.0, 1.0
+    weakest, strongest = 0.0, 1.0
     for _ in range(TRIES):
-        noise = (least + most) / 2
-        found = acceptance(options, target, noisy(options.draft, target, noise), texts)
-        if abs(found - options.alpha) <= NEAR:
-            return noise, found
-        least, most = (noise, most) if found > options.alpha else (least, noise)
-    raise SystemExit(f"--alpha {options.alpha}: no noise comes near; the last gives {found:.3f}")
+        noise = (weakest + strongest) / 2
+        measured = acceptance(options, target, noisy(options.draft, target, noise), texts)
+        if abs(measured - options.alpha) <= NEAR:
+            return noise, measured
+        weakest, strongest = (noise, strongest) if measured > options.alpha else (weakest, noise)
+    raise SystemExit(f"--alpha {options.alpha}: no noise comes near; the last gives {measured:.3f}")
 
 
 def noisy(path: str, target: LanguageModel, noise: float) -> LanguageModel:
@@ -116,8 +116,8 @@ def _round(
     proposers = ("draft_model", None)
     settings = {"controller": "goodput", "speculation_length": LENGTH}
     alone, default = (
-        make_engine(options, *own, 1, proposer=proposer, **settings)
-        for own, proposer in zip(models, proposers, strict=True)
+        make_engine(options, *pair, 1, proposer=proposer, **settings)
+        for pair, proposer in zip(models, proposers, strict=True)
     )
     sides = {
         PLAIN: Side(alone, FixedLength(0)),
@@ -143,10 +143,10 @@ def _rate(options: argparse.Namespace, tenant: str, side: Side, text: Sequence[i
     return rate_of(lambda: generate(side.engine, [text], _params(options, TOKENS), tenant))
 
 
-def _over(own: Sequence[float], plain: Sequence[float]) -> tuple[float, float]:
+def _over(side_rates: Sequence[float], plain_rates: Sequence[float]) -> tuple[float, float]:
     """Return how many times as fast a side wrote all answers of an engine, and the first one. All are as long."""
-    return statistics.harmonic_mean(own) / statistics.harmonic_mean(plain), own[0] / plain[0]
+    return statistics.harmonic_mean(side_rates) / statistics.harmonic_mean(plain_rates), side_rates[0] / plain_rates[0]
 
 
-def _met(found: Mapping[str, float]) -> bool:
-    return all(found[name] >= goal for name, goal in GOALS.items())
+def _met(over_none: Mapping[str, float]) -> bool:
+    return all(over_none[name] >= goal for name, goal in GOALS.items())
