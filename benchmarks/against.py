@@ -39,7 +39,7 @@ def main() -> int:
             side.close()
     result = {name: _compare(name, rounds) for name in options.measures}
     _write({"rounds": options.rounds, "other_commit": _commit(options.other), "measures": result})
-    return 0 if all(found["same_tokens"] for found in result.values()) else 1
+    return 0 if all(comparison["same_tokens"] for comparison in result.values()) else 1
 
 
 class Worker:

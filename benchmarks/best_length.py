@@ -30,12 +30,12 @@ GOALS = {"goodput": 0.98, "goodput_low": 0.96, "plain": 0.97}
 def main() -> None:
     options = turn_options(__doc__ or "", (1, 2, 4, 8, 16), name="")
     bench = Bench.prepare(options, LONGEST, controller="goodput", tree="off")
-    found = {}
+    by_batch = {}
     for batch in options.batches:
-        found[str(batch)] = _measured(bench, batch)
-        print(f"batch {batch}: {found[str(batch)]}", flush=True)
+        by_batch[str(batch)] = _measured(bench, batch)
+        print(f"batch {batch}: {by_batch[str(batch)]}", flush=True)
     name = options.name or ("best_length" if options.temperature else "best_length_t0")
-    write_result(name, {**bench.setting, "goals": GOALS, "batch": found})
+    write_result(name, {**bench.setting, "goals": GOALS, "batch": by_batch})
 
 
 def _measured(bench: Bench, batch: int) -> dict[str, Any]:

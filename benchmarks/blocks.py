@@ -43,8 +43,8 @@ class Seen:
 
     def result(self, step_s: float) -> dict[str, Any]:
         """Return the figures, for steps of `step_s` seconds."""
-        tokens = {name: statistics.fmean(own) for name, own in self.tokens.items()}
-        verdict_s = {name: statistics.median(own) for name, own in self.seconds.items()}
+        tokens = {name: statistics.fmean(values) for name, values in self.tokens.items()}
+        verdict_s = {name: statistics.median(values) for name, values in self.seconds.items()}
         longer = (verdict_s[BLOCK] - verdict_s[TOKEN]) / step_s
         return {
             "steps": len(self.tokens[BLOCK]),
@@ -69,27 +69,27 @@ class Watch:
         if len(whole) < self.batch or len(whole) < len(windows):
             return self.plain(logits, windows)
         self._steps += 1
-        found: list[Judgement] = []
+        judgements: list[Judgement] = []
         for name in (BLOCK, TOKEN) if self._steps % 2 else (TOKEN, BLOCK):
             self.sampler.verification, started = name, time.perf_counter()
-            found = self.plain(logits, windows)
+            judgements = self.plain(logits, windows)
             self.seen.seconds[name].append(time.perf_counter() - started)
         blocks = _blocks(logits, windows)
         self.seen.tokens[BLOCK].append(1 + _by_block(blocks))
         self.seen.tokens[TOKEN].append(1 + _by_token(blocks))
-        return found
+        return judgements
 
 
 def main() -> None:
     options = turn_options(__doc__ or "", (1, 4, 8))
     row_kinds.BLOCK = 2  # chains of two tokens too, to see where it begins to pay
     bench = Bench.prepare(options, max(LENGTHS), controller="fixed", tree="off")
-    found: dict[str, Any] = {}
+    cases: dict[str, Any] = {}
     for batch in options.batches:
         for length in LENGTHS:
-            found[f"{batch} rows of {length}"] = own = _measure(bench, batch, length)
-            print(f"{batch} rows of {length} tokens: {own}", flush=True)
-    write_result("blocks", {**bench.setting, "cases": found})
+            cases[f"{batch} rows of {length}"] = case = _measure(bench, batch, length)
+            print(f"{batch} rows of {length} tokens: {case}", flush=True)
+    write_result("blocks", {**bench.setting, "cases": cases})
 
 
 def _measure(bench: Bench, batch: int, length: int) -> dict[str, Any]:

@@ -92,17 +92,17 @@ class Traffic:
 
 
 async def measure(url: str, options: argparse.Namespace, texts: list[str], broken: list[str]) -> list[dict[str, Any]]:
-    found = []
+    outcomes = []
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
         traffic = Traffic(client, itertools.cycle(texts))
         traffic.clients = [asyncio.create_task(traffic.ask()) for _ in range(options.streams)]
         for version in broken:
             await traffic.passed(options.before)
-            found.append(await traffic.taken_back(version))
-            print(version, found[-1], flush=True)
+            outcomes.append(await traffic.taken_back(version))
+            print(version, outcomes[-1], flush=True)
         traffic.over = True
         await asyncio.gather(*traffic.clients)
-    return found
+    return outcomes
 
 
 def make_versions(folder: Path, options: argparse.Namespace) -> list[str]:
@@ -113,7 +113,7 @@ def make_versions(folder: Path, options: argparse.Namespace) -> list[str]:
         draft = load_draft(options.draft, target)
         if number:
             spoil(draft, number)
-        version = registry.add(lambda place, draft=draft: save_draft(draft, place, target))  # type: ignore[misc]
+        version = registry.add(lambda path, draft=draft: save_draft(draft, path, target))  # type: ignore[misc]
         if number:
             registry.judged(version.name, "inconclusive", {}, "broken on purpose")
             names.append(version.name)
@@ -145,11 +145,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         broken = make_versions(Path(folder), options)
         with served("target=smollm2", "online=on", f"online.folder={folder}") as server:
-            found = asyncio.run(measure(server.url, options, texts, broken))
+            outcomes = asyncio.run(measure(server.url, options, texts, broken))
             failures = server.failures()
     setting = {"streams": options.streams, "before": options.before, "goal": GOAL}
-    met = all(each["undone"] and each["requests"] <= GOAL for each in found)
-    write_result("collapse", {**setting, "times": found, "met": met, "errors_in_log": failures})
+    met = all(each["undone"] and each["requests"] <= GOAL for each in outcomes)
+    write_result("collapse", {**setting, "times": outcomes, "met": met, "errors_in_log": failures})
     return 0 if met else 1
 
 

@@ -73,11 +73,11 @@ class Others:
 
     def cores(self) -> float | None:
         """None where the machine does not say (no /proc)."""
-        wall, own, busy = self._began
+        began_s, own_s, busy = self._began
         now = _busy_s()
         if busy is None or now is None:
             return None
-        return max(0.0, (now - busy - (time.process_time() - own)) / max(time.monotonic() - wall, 1e-9))
+        return max(0.0, (now - busy - (time.process_time() - own_s)) / max(time.monotonic() - began_s, 1e-9))
 
 
 def _busy_s() -> float | None:

@@ -55,27 +55,27 @@ def lengths(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any
     """Tokens a second by context and speculation length."""
     draft = load_draft(options.draft, target) if options.draft else None
     words = [token for prompt in read_prompts(options.prompts, target, 400) for token in prompt]
-    found = {}
+    by_length = {}
     for length in LENGTHS:
         settings = {"max_model_len": length + 512, "speculation_length": max(SPECULATION), "prefill_chunk": 2048}
         engine = make_engine(options, target, draft, ROWS, **settings)
         prompts = [list(islice(cycle(words[row * 997 :] + words), length)) for row in range(ROWS)]
-        found[str(length)] = _by_speculation(engine, prompts, SPECULATION if draft is not None else (0,))
+        by_length[str(length)] = _by_speculation(engine, prompts, SPECULATION if draft is not None else (0,))
         engine.close()
-    _plot({int(length): rates for length, rates in found.items()})
-    return {"rows": ROWS, "context": found}
+    _plot({int(length): rates for length, rates in by_length.items()})
+    return {"rows": ROWS, "context": by_length}
 
 
-def _by_speculation(engine: Engine, prompts: Sequence[list[int]], chosen: Sequence[int]) -> dict[str, Any]:
+def _by_speculation(engine: Engine, prompts: Sequence[list[int]], speculation_lengths: Sequence[int]) -> dict[str, Any]:
     """Return tokens a second of the same running rows by speculation length."""
     for row, prompt in enumerate(prompts):
         engine.submit(Request(str(row), tuple(prompt), greedy(480)))
     while len(engine.sequences.decoding) < len(prompts):
         engine.step()
-    rates: dict[int, list[float]] = {k: [] for k in chosen}
-    written: dict[int, list[int]] = {k: [] for k in chosen}
+    rates: dict[int, list[float]] = {k: [] for k in speculation_lengths}
+    written: dict[int, list[int]] = {k: [] for k in speculation_lengths}
     for step in range(STEPS + 2):
-        for k in chosen if step % 2 else chosen[::-1]:
+        for k in speculation_lengths if step % 2 else speculation_lengths[::-1]:
             engine.use_controller(FixedLength(k))
             started = time.perf_counter()
             output = engine.step()
@@ -86,26 +86,26 @@ def _by_speculation(engine: Engine, prompts: Sequence[list[int]], chosen: Sequen
     plain = rates[0]
     return {
         str(k): {
-            "tokens_per_s": statistics.fmean(own),
-            "gain": statistics.fmean(own) / statistics.fmean(plain),
+            "tokens_per_s": statistics.fmean(length_rates),
+            "gain": statistics.fmean(length_rates) / statistics.fmean(plain),
             "tokens_a_row": statistics.fmean(written[k]) / len(prompts),
         }
-        for k, own in rates.items()
+        for k, length_rates in rates.items()
     }
 
 
-def _plot(found: dict[int, dict[str, Any]]) -> None:
+def _plot(by_length: dict[int, dict[str, Any]]) -> None:
     figure = Figure(figsize=(9, 3.4), dpi=120, layout="constrained")
     rates, gains = figure.subplots(1, 2)
-    for k in next(iter(found.values())):
+    for k in next(iter(by_length.values())):
         label = "none" if k == "0" else f"{k} tokens"
-        rates.plot(list(found), [by_k[k]["tokens_per_s"] for by_k in found.values()], marker="o", label=label)
-        gains.plot(list(found), [by_k[k]["gain"] for by_k in found.values()], marker="o", label=label)
+        rates.plot(list(by_length), [by_k[k]["tokens_per_s"] for by_k in by_length.values()], marker="o", label=label)
+        gains.plot(list(by_length), [by_k[k]["gain"] for by_k in by_length.values()], marker="o", label=label)
     rates.set(ylabel="tokens/s", title=f"{ROWS} rows")
     gains.set(ylabel="times no speculation", title="gain")
     for axes in (rates, gains):
         axes.set(xscale="log", xlabel="cached tokens a row")
-        axes.set_xticks(list(found), [str(length) for length in found])
+        axes.set_xticks(list(by_length), [str(length) for length in by_length])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     rates.legend()
@@ -115,22 +115,23 @@ def _plot(found: dict[int, dict[str, Any]]) -> None:
 def arrivals(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
     """Quantiles of the decoding rows' time per token, with and without prompts that arrive."""
     prompts = read_prompts(options.prompts, target, ROWS + 200)
-    found = {}
+    by_pace = {}
     for name, share in PACES.items():
         settings = {"max_model_len": 2048, "speculation_length": 0, "prefill_slowdown": share}
         engine = make_engine(options, target, None, ROWS + 8, **settings)
-        arriving, alone, beside, first = iter(prompts[ROWS:]), [], [], []
+        arriving = iter(prompts[ROWS:])
+        alone, beside, first = [], [], []
         for _ in range(SEGMENTS):  # each over the same texts, begun anew
             alone += _segment(engine, prompts[:ROWS], iter(()))[0]
             times, firsts = _segment(engine, prompts[:ROWS], arriving)
             beside, first = beside + times, first + firsts
-        quantiles = {side: _quantiles(own) for side, own in {"alone": alone, "beside": beside}.items()}
+        quantiles = {side: _quantiles(step_times) for side, step_times in {"alone": alone, "beside": beside}.items()}
         ratios = {p: quantiles["beside"][p] / quantiles["alone"][p] for p in quantiles["alone"]}
         counted = {"steps": {"alone": len(alone), "beside": len(beside)}, "arrived": len(first)}
-        found[name] = {**quantiles, "ratio": ratios, "first_token": _quantiles(first), **counted}
+        by_pace[name] = {**quantiles, "ratio": ratios, "first_token": _quantiles(first), **counted}
         engine.close()
-    met = {p: found["paced"]["ratio"][p] <= GOAL for p in ("p95", "p99")}
-    return {"rows": ROWS, "a_second": 1, "seconds": SEGMENTS * SEGMENT_S, **found, "goal": GOAL, "met": met}
+    met = {p: by_pace["paced"]["ratio"][p] <= GOAL for p in ("p95", "p99")}
+    return {"rows": ROWS, "a_second": 1, "seconds": SEGMENTS * SEGMENT_S, **by_pace, "goal": GOAL, "met": met}
 
 
 def _segment(

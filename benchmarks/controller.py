@@ -46,21 +46,21 @@ LIKELY = (0.5, 0.3, 0.2, 0.15, 0.1, 0.05)  # chances of a chain's nodes that n-g
 def main() -> None:
     options = _options()
     title, measured = measured_costs(options.profile)
-    found = {
+    by_costs = {
         name: {side: _by_rows(side, costs, options) for side in ("smartspec", *_goodputs())}
         for name, costs in (("invented", INVENTED), ("measured", measured))
     }
-    chains = found["invented"]["goodput-chains"]
+    chains = by_costs["invented"]["goodput-chains"]
     largest = str(max(options.rows))
     met = {
         "us": {rows: chains[rows]["total_us"] <= goal for rows, goal in GOALS_US.items() if rows in chains},
         "share": {
             costs: {side: sides[side][largest]["share"] <= SHARE for side in _goodputs()}
-            for costs, sides in found.items()
+            for costs, sides in by_costs.items()
         },
     }
     goals = {"us": GOALS_US, "share": SHARE}
-    write_result("controller", {"longest": LONGEST, "measured": title, "costs": found, "goals": goals, "met": met})
+    write_result("controller", {"longest": LONGEST, "measured": title, "costs": by_costs, "goals": goals, "met": met})
 
 
 def _goodputs() -> tuple[str, ...]:
@@ -71,11 +71,11 @@ def _by_rows(side: str, costs: LatencyModel, options: argparse.Namespace) -> dic
     settings = EngineConfig(max_time_per_token_s=0.03 if side == "goodput, bounds" else None)
     name = "goodput" if side in ("goodput, bounds", NGRAMS) else side
     view = _view_with_ngrams if side == NGRAMS else _view
-    found = {}
+    by_rows = {}
     for rows in options.rows:
         controller = named_controller(name, LONGEST, costs, settings=settings)
-        found[str(rows)] = _time(controller, costs, view, rows, options.steps)
-    return found
+        by_rows[str(rows)] = _time(controller, costs, view, rows, options.steps)
+    return by_rows
 
 
 def _time(
@@ -87,10 +87,12 @@ def _time(
 ) -> dict[str, float]:
     """Of steps with known acceptance and costs."""
     generator = numpy.random.default_rng(0)
-    planned, observed, seconds = [], [], []
+    planned = []
+    observed = []
+    seconds = []
 
     def run(view: BatchView, plan: Plan) -> StepResult:
-        results = tuple([_verified(own, generator) for own in plan.rows])
+        results = tuple([_verified(planned_row, generator) for planned_row in plan.rows])
         noise = float(generator.normal(1, 0.03))
         drafted_s, target_s = planned_s(costs, view, plan, free=(NGRAM,))
         draft_s, target_s = noise * sum(drafted_s.values()), noise * target_s
@@ -118,15 +120,15 @@ def _view(rows: int, step: int) -> BatchView:
 
 
 def _view_with_ngrams(rows: int, step: int) -> BatchView:
-    """Return rows of which n-grams name nodes, in each step of others as many as they have, and a draft beside."""
+    """Return rows with a draft. Of some n-grams name nodes too, of other rows and other numbers in each step."""
     chain = LikelyNodes(NGRAM, LIKELY, tuple(range(-1, len(LIKELY) - 1)), tuple(range(1, len(LIKELY) + 1)))
-    draft, found = Option(8, wide=True), []
+    draft, views = Option(8, wide=True), []
     for row in range(rows):
-        own, others = draft, tuple[Option, ...]()
+        option, others = draft, tuple[Option, ...]()
         if count := (step + row) % (len(LIKELY) + 1):
-            own, others = Option(8, False, 6, source=NGRAM, wide=True, likely=chain.first(count)), (draft,)
-        found.append(RowView(f"r{row}", _context(row, step), *own, others=others))
-    return BatchView(tuple(found))
+            option, others = Option(8, False, 6, source=NGRAM, wide=True, likely=chain.first(count)), (draft,)
+        views.append(RowView(f"r{row}", _context(row, step), *option, others=others))
+    return BatchView(tuple(views))
 
 
 def _context(row: int, step: int) -> int:
@@ -134,9 +136,12 @@ def _context(row: int, step: int) -> int:
 
 
 def _verified(planned: RowPlan, generator: numpy.random.Generator) -> RowResult:
-    """Return a row's result: the first sibling of each place stands with `ALPHA`, and each further one of the rest."""
+    """Return a row's result.
+
+    The first sibling at each node is accepted with `ALPHA`, each further one with `ALPHA` if those before it failed.
+    """
     trials: list[Trial] = []
-    for tree in planned.trees:  # a later one is tried where nothing before it stood
+    for tree in planned.trees:  # a later one is tried where nothing of those before it was accepted
         trials += _tried(tree, generator)
         if any(trial.accepted for trial in trials):
             break
@@ -146,14 +151,14 @@ def _verified(planned: RowPlan, generator: numpy.random.Generator) -> RowResult:
 
 
 def _tried(tree: PlannedTree, generator: numpy.random.Generator) -> list[Trial]:
-    found, node = list[Trial](), 0
+    trials, node = list[Trial](), 0
     for depth, children in enumerate(tree.shape.levels, 1):
-        tried, right = children[node], int(generator.geometric(ALPHA)) - 1
-        found += [Trial(depth, rank, tree.source, rank == right) for rank in range(min(tried, right + 1))]
-        if right >= tried:
+        siblings, right = children[node], int(generator.geometric(ALPHA)) - 1
+        trials += [Trial(depth, rank, tree.source, rank == right) for rank in range(min(siblings, right + 1))]
+        if right >= siblings:
             break
         node = sum(children[:node]) + right
-    return found
+    return trials
 
 
 def _options() -> argparse.Namespace:

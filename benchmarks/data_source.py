@@ -59,21 +59,21 @@ def generators(target: LanguageModel, options: argparse.Namespace) -> dict[str, 
         )
         return EngineGenerator(target, settings, draft=draft)
 
-    found: dict[str, Generator] = {
+    by_name: dict[str, Generator] = {
         "engine": engine(0, None, None),
         "slots": SlotGenerator(target, slots=options.slots),
     }
     if options.draft:
         draft = load_pretrained(options.draft, target, target.dtype)
-        found["engine, draft"] = engine(4, "draft_model", draft)
-        found["engine, lookup else draft"] = engine(4, "lookup_else_model", draft)
-    return found
+        by_name["engine, draft"] = engine(4, "draft_model", draft)
+        by_name["engine, lookup else draft"] = engine(4, "lookup_else_model", draft)
+    return by_name
 
 
 def written(generator: Generator, requests: Sequence[GenerationRequest], target: LanguageModel, signal: bool) -> int:
     """Answer all requests and return the tokens written."""
-    asked = SignalRequest("topk", 64) if signal else None
-    samples = generator.generate(list(requests), SamplingPolicy(), stop_ids=target.stop_ids, signal=asked)
+    signal_request = SignalRequest("topk", 64) if signal else None
+    samples = generator.generate(list(requests), SamplingPolicy(), stop_ids=target.stop_ids, signal=signal_request)
     return sum(len(sample.response_ids) for _, sample in samples)
 
 
@@ -83,10 +83,10 @@ def hf_sampled(target: LanguageModel, texts: Sequence[Sequence[int]], batch: int
     ordered, stop = sorted(texts, key=len, reverse=True), target.stop_ids[0]
     total = 0
     for start in range(0, len(ordered), batch):
-        lot = ordered[start : start + batch]
-        longest = len(lot[0])
-        ids = torch.tensor([[stop] * (longest - len(text)) + list(text) for text in lot])
-        mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in lot])
+        group = ordered[start : start + batch]
+        longest = len(group[0])
+        ids = torch.tensor([[stop] * (longest - len(text)) + list(text) for text in group])
+        mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in group])
         out: Any = target.model.generate(
             ids,
             attention_mask=mask,

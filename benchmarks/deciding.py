@@ -45,16 +45,16 @@ def main() -> None:
         for threshold in THRESHOLDS
     }
     reads = network_reads(engines[f"network {THRESHOLDS[0]}"].draft)
-    found = {}
+    by_batch = {}
     for batch in options.batches:
         sides = {NO_DRAFT: Side(bench.plain), **{str(k): Side(bench.engine, FixedLength(k)) for k in FIXED}}
         sides[GOODPUT] = Side(bench.engine, _goodput(bench.engine))
         for name, engine in engines.items():
             sides[f"{name}, always"] = Side(engine, FixedLength(LONGEST))
             sides[f"{name}, goodput"] = Side(engine, _goodput(engine))
-        found[str(batch)] = _judged(bench.rates_of(sides, batch))
-        print(f"batch {batch}: {found[str(batch)]}", flush=True)
-    write_result("deciding", {**bench.setting, "network_reads": reads, "thresholds": THRESHOLDS, "batch": found})
+        by_batch[str(batch)] = _judged(bench.rates_of(sides, batch))
+        print(f"batch {batch}: {by_batch[str(batch)]}", flush=True)
+    write_result("deciding", {**bench.setting, "network_reads": reads, "thresholds": THRESHOLDS, "batch": by_batch})
 
 
 def network_reads(draft: LanguageModel | None) -> str:

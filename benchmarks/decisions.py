@@ -57,21 +57,21 @@ def planned_s(
     """
     contexts = [row.context_tokens for row in view.rows]
     work: dict[str, list[tuple[int, Sequence[int]]]] = {}
-    for context, own in zip(contexts, plan.rows, strict=True):
-        for tree in own.trees:
+    for context, planned in zip(contexts, plan.rows, strict=True):
+        for tree in planned.trees:
             if tree.source not in free:
                 work.setdefault(tree.source, []).append((context, tree.shape.reads))
-    drafted_s = {source: costs.of_draft(source, drafts_block=False).trees_s(own) for source, own in work.items()}
-    nodes = [sum([tree.shape.nodes for tree in own.trees]) for own in plan.rows]
+    drafted_s = {source: costs.of_draft(source, drafts_block=False).trees_s(reads) for source, reads in work.items()}
+    nodes = [sum([tree.shape.nodes for tree in planned.trees]) for planned in plan.rows]
     return drafted_s, costs.target_s(contexts, nodes)
 
 
 def measured_costs(profile: Path | None) -> tuple[str, LatencyModel]:
     """Return measured costs of steps, and the machine that they are of. None: those of `fidelity_profile.json`."""
     if profile is not None:
-        found = Profile.read(profile)
-        return found.title, found.latency
-    kept = read_object(RESULTS / "fidelity_profile.json")
-    drafting = next(iter(kept["drafts"].values()))
-    target, draft = (CostTable.from_json(own["cost"]) for own in (kept["target_cost"], drafting["cost"]))
-    return f"{kept['machine']['cpu']}, fidelity_profile.json", LatencyModel(target, draft)
+        measured = Profile.read(profile)
+        return measured.title, measured.latency
+    record = read_object(RESULTS / "fidelity_profile.json")
+    drafting = next(iter(record["drafts"].values()))
+    target, draft = (CostTable.from_json(part["cost"]) for part in (record["target_cost"], drafting["cost"]))
+    return f"{record['machine']['cpu']}, fidelity_profile.json", LatencyModel(target, draft)

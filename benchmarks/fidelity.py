@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from common import Others, write_result
-from fidelity_cells import Cell, Imitated, Seen, draw, figures_of, step_time_errors
+from fidelity_cells import Cell, LiveRun, SimulatedRun, draw, figures_of, step_time_errors
 from live import add_options, capacity_of, load, make_engine, prompts_of, setting_of
 
 from distillspec.config import HardwareConfig, TargetConfig
@@ -63,7 +63,7 @@ class OwnTime:
 
 def main() -> None:
     options = _options()
-    own = OwnTime()
+    own_time = OwnTime()
     if options.own_time:
         torch.set_num_threads(1)
     target = load_target(TargetConfig(path=options.target, dtype="auto"))
@@ -71,9 +71,10 @@ def main() -> None:
     prompts = prompts_of(options, target)
     engine = make_engine(options, target, draft, options.speculation_length)
     if options.own_time:
-        engine.clock = own
-    sleep = own.sleep if options.own_time else time.sleep
-    runs, machines = list[Seen](), dict[float, Hardware]()
+        engine.clock = own_time
+    sleep = own_time.sleep if options.own_time else time.sleep
+    runs = list[LiveRun]()
+    machines = dict[float, Hardware]()
     try:
         capacity = capacity_of(engine, options, prompts)
         for rate in [share * capacity for share in options.loads]:
@@ -83,31 +84,33 @@ def main() -> None:
             runs += live(engine, options, prompts, rate, sleep)
     finally:
         engine.close()
-    by_cell: dict[tuple[float, str], list[Seen]] = {}
-    for seen in runs:
-        by_cell.setdefault((seen.rate, seen.policy), []).append(seen)
+    by_cell: dict[tuple[float, str], list[LiveRun]] = {}
+    for run in runs:
+        by_cell.setdefault((run.rate, run.policy), []).append(run)
     cells = [
-        Cell(own, [imitated(seen, runs, machines[seen.rate], options) for seen in own]) for own in by_cell.values()
+        Cell(cell_runs, [simulate(run, runs, machines[run.rate], options) for run in cell_runs])
+        for cell_runs in by_cell.values()
     ]
     plot(profile, options.output / "fidelity_profile.png")
     draw(cells, options.output / "fidelity.png")
-    judged, errors = _judge_profile(profile), step_time_errors(cells)
+    profile_errors = _judge_profile(profile)
+    time_errors = step_time_errors(cells)
     result = {
         **setting_of(options, target, prompts),
         "clock": "own processor time" if options.own_time else "wall",
         "capacity_requests_per_s": capacity,
-        "profile": judged,
+        "profile": profile_errors,
         "rounds": options.rounds,
         "runs": [figures_of(cell) for cell in cells],
         "worst": max(abs(cell.ratio - 1) for cell in cells),
-        "step_time_error": errors,
+        "step_time_error": time_errors,
         "goals": GOALS,
         "met": {
             "mean_latency": all(abs(cell.ratio - 1) <= GOALS["mean_latency"] for cell in cells),
-            "held_out_error": judged["met"],
+            "held_out_error": profile_errors["met"],
             **{
-                f"step_time_error, {side}": max(own.values()) <= GOALS["step_time_error"]
-                for side, own in errors.items()
+                f"step_time_error, {side}": max(own_time.values()) <= GOALS["step_time_error"]
+                for side, own_time in time_errors.items()
             },
         },
     }
@@ -139,7 +142,7 @@ def simulated_machine(engine: Engine, profile: Path) -> Hardware:
 
 def live(
     engine: Engine, options: argparse.Namespace, prompts: list[Prompt], rate: float, sleep: Callable[[float], None]
-) -> list[Seen]:
+) -> list[LiveRun]:
     """All policies at one rate, in turn."""
     arrivals = load(options, prompts, rate)
     latency = Profile.read(options.output / "fidelity_profile.json").latency
@@ -164,32 +167,34 @@ def live_once(
     name: str,
     rate: float,
     sleep: Callable[[float], None],
-) -> Seen:
+) -> LiveRun:
     engine.use_controller(recorder)
     others = Others()
     record = drive(engine, arrivals, sleep=sleep)
     assert not record.failed, f"{record.failed} requests failed"
     requests = tuple(sorted(record.requests, key=lambda request: request.arrived_s))
-    seen = Seen(name, rate, requests, recorder.trials, recorder.results, others.cores())
-    print(f"{rate:.2f} requests/s, {name}: {summarise(record).latency_s.mean:.2f} s, others {seen.others}", flush=True)
-    return seen
+    run = LiveRun(name, rate, requests, recorder.trials, recorder.results, others.cores())
+    print(f"{rate:.2f} requests/s, {name}: {summarise(record).latency_s.mean:.2f} s, others {run.others}", flush=True)
+    return run
 
 
-def imitated(seen: Seen, runs: Sequence[Seen], machine: Hardware, options: argparse.Namespace) -> Imitated:
-    """The same load in the simulator.
+def simulate(
+    live_run: LiveRun, runs: Sequence[LiveRun], machine: Hardware, options: argparse.Namespace
+) -> SimulatedRun:
+    """Serve the same load in the simulator.
 
     The trials of all policies at this rate are merged, since greedy texts are the same. Where two tokens tie to a
     float's last digits and texts differ, the policy's own trial goes first.
     """
     trials: dict[str, dict[int, int]] = {}
-    for run in [*(run for run in runs if run.rate == seen.rate), seen]:
-        for sequence_id, own in run.trials.items():
+    for run in [*(run for run in runs if run.rate == live_run.rate), live_run]:
+        for sequence_id, outcomes in run.trials.items():
             merged = trials.setdefault(sequence_id, {})
-            merged.update({place: min(rank, merged.get(place, NEVER)) for place, rank in own.items()})
-    recorder = AcceptanceRecorder(named_controller(seen.policy, options.speculation_length, machine.latency))
-    requests = recorded_requests(seen.requests, trials, options.seed)
-    result = Simulation(requests, Policy(seen.policy, recorder), machine, options.seed).run()
-    return Imitated([float(stats.total_s or 0.0) for stats in result.stats], recorder.results)
+            merged.update({position: min(rank, merged.get(position, NEVER)) for position, rank in outcomes.items()})
+    recorder = AcceptanceRecorder(named_controller(live_run.policy, options.speculation_length, machine.latency))
+    requests = recorded_requests(live_run.requests, trials, options.seed)
+    result = Simulation(requests, Policy(live_run.policy, recorder), machine, options.seed).run()
+    return SimulatedRun([float(stats.total_s or 0.0) for stats in result.stats], recorder.results)
 
 
 def _judge_profile(profile: Profile) -> dict[str, Any]:

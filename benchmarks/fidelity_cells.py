@@ -15,7 +15,7 @@ from distillspec.serving.bench.records import RequestRecord
 
 
 @dataclass(frozen=True)
-class Seen:
+class LiveRun:
     """One policy at one load in one round, live."""
 
     policy: str
@@ -31,7 +31,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Imitated:
+class SimulatedRun:
     """The same in the simulator."""
 
     latencies_s: list[float]
@@ -42,25 +42,25 @@ class Imitated:
 class Cell:
     """One policy at one load both ways, round by round."""
 
-    seen: Sequence[Seen]
-    imitated: Sequence[Imitated]
+    live: Sequence[LiveRun]
+    simulated: Sequence[SimulatedRun]
 
     @property
     def policy(self) -> str:
-        return self.seen[0].policy
+        return self.live[0].policy
 
     @property
     def rate(self) -> float:
-        return self.seen[0].rate
+        return self.live[0].rate
 
     @property
     def live_s(self) -> list[float]:
         """Every request's median latency over the rounds, in order of arrival."""
-        return _medians([seen.latencies_s for seen in self.seen])
+        return _medians([run.latencies_s for run in self.live])
 
     @property
     def simulated_s(self) -> list[float]:
-        return _medians([imitated.latencies_s for imitated in self.imitated])
+        return _medians([run.latencies_s for run in self.simulated])
 
     @property
     def ratio(self) -> float:
@@ -70,8 +70,8 @@ class Cell:
     @property
     def rounds(self) -> list[float]:
         """The ratio of every round by itself."""
-        both = zip(self.imitated, self.seen, strict=True)
-        return [float(numpy.mean(imitated.latencies_s) / numpy.mean(seen.latencies_s)) for imitated, seen in both]
+        both = zip(self.simulated, self.live, strict=True)
+        return [float(numpy.mean(simulated.latencies_s) / numpy.mean(live.latencies_s)) for simulated, live in both]
 
 
 def _medians(rounds: Sequence[Sequence[float]]) -> list[float]:
@@ -85,15 +85,15 @@ def figures_of(cell: Cell) -> dict[str, Any]:
     return {
         "policy": cell.policy,
         "rate": round(cell.rate, 3),
-        "others_cores": [seen.others for seen in cell.seen],
+        "others_cores": [run.others for run in cell.live],
         "requests": len(live_s),
         "live_mean_latency_s": float(numpy.mean(live_s)),
         "simulated_mean_latency_s": float(numpy.mean(simulated_s)),
         "ratio": cell.ratio,
         "ratio_by_round": cell.rounds,
         "correlation": float(numpy.corrcoef(live_s, simulated_s)[0, 1]) if len(live_s) > 1 else None,
-        "live": _parts([step for seen in cell.seen for step in seen.steps]),
-        "simulated": _parts([step for imitated in cell.imitated for step in imitated.steps]),
+        "live": _parts([step for run in cell.live for step in run.steps]),
+        "simulated": _parts([step for run in cell.simulated for step in run.steps]),
     }
 
 
@@ -120,14 +120,14 @@ def step_time_errors(cells: Sequence[Cell]) -> dict[str, dict[str, float]]:
 
 def _mispredicted(cell: Cell) -> list[float]:
     """Return the relative errors of predicted steps. Steps that read prompts are not predicted."""
-    steps = [step for seen in cell.seen for step in seen.steps if not step.prefill_tokens]
+    steps = [step for run in cell.live for step in run.steps if not step.prefill_tokens]
     return [abs(step.plan.predicted_s / step.total_s - 1) for step in steps if step.plan.predicted_s is not None]
 
 
 def _simulated_wrongly(cell: Cell) -> list[float]:
     """Return the relative errors of the mean times of steps, by kind, of those that both sides took."""
-    live = _parts([step for seen in cell.seen for step in seen.steps])
-    simulated = _parts([step for imitated in cell.imitated for step in imitated.steps])
+    live = _parts([step for run in cell.live for step in run.steps])
+    simulated = _parts([step for run in cell.simulated for step in run.steps])
     kinds = [kind for kind in live if kind in simulated and kind != "tokens"]
     return [abs(_step_ms(simulated[kind]) / _step_ms(live[kind]) - 1) for kind in kinds]
 

@@ -54,8 +54,8 @@ def main() -> None:
     prompts = prompts_of(options, target)
     sections = {"sweep": sweep, "useless": useless, "weak": weak, "trees": trees}
     for name in options.sections.split(","):
-        found = {**setting_of(options, target, prompts), **sections[name](options, target, prompts)}
-        write_result(f"goodput_{name}", found, options.seed, options.output)
+        result = {**setting_of(options, target, prompts), **sections[name](options, target, prompts)}
+        write_result(f"goodput_{name}", result, options.seed, options.output)
 
 
 def sweep(options: argparse.Namespace, target: LanguageModel, prompts: list[Prompt]) -> dict[str, Any]:
@@ -67,7 +67,10 @@ def sweep(options: argparse.Namespace, target: LanguageModel, prompts: list[Prom
     capacity, runs = _at_every_load(engine, options, prompts, names, latency)
     summaries = {name: {share: _pooled(runs[share][name]) for share in runs} for name in names}
     plot_load(
-        {name: {round(share * capacity, 2): s for share, s in found.items()} for name, found in summaries.items()},
+        {
+            name: {round(share * capacity, 2): summary for share, summary in by_share.items()}
+            for name, by_share in summaries.items()
+        },
         {name: runs[max(runs)][name][-1] for name in names},
         options.output / "goodput_sweep.png",
     )
@@ -81,7 +84,7 @@ def sweep(options: argparse.Namespace, target: LanguageModel, prompts: list[Prom
 
 
 def useless(options: argparse.Namespace, target: LanguageModel, prompts: list[Prompt]) -> dict[str, Any]:
-    """A draft of random weights: what does it cost to have it?"""
+    """Return the cost of a draft of random weights."""
     draft = initialise_draft(DraftConfig(kind="pruned", layers=4), target)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -96,7 +99,7 @@ def useless(options: argparse.Namespace, target: LanguageModel, prompts: list[Pr
     return {
         "ratio": asdict(ratio),
         "rounds": _by_round(records, "goodput", "none"),
-        "sides": {name: _pooled(found).to_json() for name, found in records.items()},
+        "sides": {name: _pooled(side_records).to_json() for name, side_records in records.items()},
         "goal": GOALS["useless"],
         "met": ratio.mean >= GOALS["useless"],
         "met_surely": ratio.low >= GOALS["useless"],
@@ -116,7 +119,7 @@ def trees(options: argparse.Namespace, target: LanguageModel, prompts: list[Prom
             "trees_over_none": asdict(over_none),
             "rounds": _by_round(records, "goodput", "goodput-chains"),
             "met_surely": ratio.low >= GOALS["trees_low"],
-            "sides": {name: _pooled(found).to_json() for name, found in records.items()},
+            "sides": {name: _pooled(side_records).to_json() for name, side_records in records.items()},
         }
     return {"capacity_requests_per_s": capacity, "loads": loads, "goal": GOALS["trees_low"]}
 
@@ -153,11 +156,11 @@ def in_turn(
         speculation_length = max(options.fixed)
         controller = named_controller(name, speculation_length, latency or engine.costs)
 
-        def bear(arrivals: Sequence[Arrival[Any]], _: str) -> LoadRecord:
+        def answer_load(arrivals: Sequence[Arrival[Any]], _: str) -> LoadRecord:
             engine.use_controller(controller)
             return drive(engine, arrivals)
 
-        return bear
+        return answer_load
 
     sides = {name: side(name) for name in names}
     return take_turns(sides, [rate], rounds, lambda at, round_: load(options, prompts, at, round_))[rate]
@@ -184,24 +187,25 @@ def _judge_sweep(runs: Records, names: list[str]) -> dict[str, Any]:
     others = [name for name in names if name != "goodput"]
     over_all = {
         name: math.exp(
-            sum(math.log(speed_ratio(found, "goodput", name).value.mean) for found in runs.values()) / len(runs)
+            sum(math.log(speed_ratio(records, "goodput", name).value.mean) for records in runs.values()) / len(runs)
         )
         for name in others
     }
-    errors = {share: _pooled(found["goodput"]).step_time_error for share, found in runs.items()}
+    errors = {share: _pooled(records["goodput"]).step_time_error for share, records in runs.items()}
+    goal = GOALS["step_time_error"]
     worst = min(over_all.values())
     return {
         "over_all_loads": over_all,
         "against_best_fixed": worst,
         "against_best_fixed_met": worst >= GOALS["against_best_fixed"],
         "step_time_error": errors,
-        "step_time_error_met": all(e is not None and e <= GOALS["step_time_error"] for e in errors.values()),
+        "step_time_error_met": all(error is not None and error <= goal for error in errors.values()),
     }
 
 
 def _by_round(records: dict[str, list[LoadRecord]], of: str, against: str) -> list[float]:
     pairs = zip(records[of], records[against], strict=True)
-    return [round(speed_ratio({of: [a], against: [b]}, of, against).value.mean, 3) for a, b in pairs]
+    return [round(speed_ratio({of: [record], against: [other]}, of, against).value.mean, 3) for record, other in pairs]
 
 
 def _pooled(records: list[LoadRecord]) -> LoadSummary:
@@ -210,7 +214,7 @@ def _pooled(records: list[LoadRecord]) -> LoadSummary:
 
 
 def _mean_latencies(records: dict[str, list[LoadRecord]]) -> str:
-    return ", ".join(f"{name} {_pooled(found).latency_s.mean:.2f} s" for name, found in records.items())
+    return ", ".join(f"{name} {_pooled(side_records).latency_s.mean:.2f} s" for name, side_records in records.items())
 
 
 def _options() -> argparse.Namespace:

@@ -56,15 +56,15 @@ def device_seconds(run: Callable[[], object], device: torch.device, count: int) 
     count, series = (count, 5) if device.type == "cuda" else (1, 5)
     for _ in range(3):
         run()
-    found = []
+    seconds = []
     for _ in range(series):
         wait(device)
         started = time.perf_counter()
         for _ in range(count):
             run()
         wait(device)
-        found.append((time.perf_counter() - started) / count)
-    return statistics.median(found)
+        seconds.append((time.perf_counter() - started) / count)
+    return statistics.median(seconds)
 
 
 def wait(device: torch.device) -> None:

@@ -151,5 +151,5 @@ async def settled(client: httpx.AsyncClient) -> dict[str, Any]:
 
 def running_in(metrics: str) -> int:
     """Return the number of running answers in the text of /metrics, -1 if it is missing."""
-    found = re.search(r"num_requests_running\{[^}]*\} (\S+)", metrics)
-    return int(float(found[1])) if found else -1
+    match = re.search(r"num_requests_running\{[^}]*\} (\S+)", metrics)
+    return int(float(match[1])) if match else -1

@@ -46,15 +46,15 @@ def main() -> None:
     target = load_target(TargetConfig(path=options.target, dtype=options.dtype))
     draft = load_draft(options.draft, target)
     engine = make_engine(options, target, draft, 8, speculation_length=LENGTH)
-    prompts, found = read_prompts(options.prompts, target, options.answers), {}
+    prompts, by_policy = read_prompts(options.prompts, target, options.answers), {}
     policies = {name: SamplingParams(**POLICIES[name], max_tokens=TOKENS) for name in options.policies}  # type: ignore[arg-type]
     answers = {name: _written(engine, prompts, params) for name, params in policies.items()}
     engine.close()  # the target is its own again
-    for name, own in answers.items():
-        found[name] = _compared(draft, target, own)
-        print(f"{name}: {found[name]}", flush=True)
+    for name, policy_answers in answers.items():
+        by_policy[name] = _compared(draft, target, policy_answers)
+        print(f"{name}: {by_policy[name]}", flush=True)
     setting = {"dtype": str(target.dtype), "threads": torch.get_num_threads(), "draft": draft.kind, "tau_at": LENGTH}
-    write_result("judging", {**setting, "policies": found})
+    write_result("judging", {**setting, "policies": by_policy})
 
 
 def _options() -> argparse.Namespace:

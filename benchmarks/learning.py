@@ -90,8 +90,8 @@ def passages(target: LanguageModel) -> list[Sample]:
     """The text in pieces, each with the target's signal, as `data=fixed` would have them."""
     ids = target.tokenizer(TEXT.read_text(), add_special_tokens=False)["input_ids"]
     pieces = [tuple(ids[start : start + ROW]) for start in range(0, len(ids) - ROW + 1, ROW)]
-    found = [Sample(f"p{i}", "text", piece[:PROMPT], piece[PROMPT:]) for i, piece in enumerate(pieces)]
-    return score(found, target, SignalRequest("topk", 64, tail_draws=4), seed=0)
+    samples = [Sample(f"p{i}", "text", piece[:PROMPT], piece[PROMPT:]) for i, piece in enumerate(pieces)]
+    return score(samples, target, SignalRequest("topk", 64, tail_draws=4), seed=0)
 
 
 class HeldOut:
@@ -101,11 +101,11 @@ class HeldOut:
         self.samples, self.states = samples, TargetStates(target)
 
     def alpha(self, draft: LanguageModel) -> float:
-        found = [
+        measured = [
             measure_positions(draft, self.states.target, sample, SamplingPolicy(), states=self.states)
             for sample in self.samples
         ]
-        return float(torch.cat([positions.alpha for positions in found]).mean())
+        return float(torch.cat([positions.alpha for positions in measured]).mean())
 
 
 def learned(
@@ -155,13 +155,13 @@ def main() -> int:
 
 
 def _runs(target: LanguageModel, samples: list[Sample], start: str, loss: str, seeds: int) -> dict:
-    found = []
+    alphas = []
     for seed in range(seeds):
         with tempfile.TemporaryDirectory() as folder:
-            found.append(learned(target, samples, STARTS[start], Path(folder), seed, f"loss={loss}"))
-            print(start, loss, seed, found[-1], flush=True)
-    after = [alpha for _, alpha in found]
-    return {"before": [alpha for alpha, _ in found], "after": after, "median": statistics.median(after)}
+            alphas.append(learned(target, samples, STARTS[start], Path(folder), seed, f"loss={loss}"))
+            print(start, loss, seed, alphas[-1], flush=True)
+    after = [alpha for _, alpha in alphas]
+    return {"before": [alpha for alpha, _ in alphas], "after": after, "median": statistics.median(after)}
 
 
 def _options() -> argparse.Namespace:

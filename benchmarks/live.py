@@ -34,8 +34,8 @@ def add_options(parser: argparse.ArgumentParser, *, seconds: float) -> None:
 
 def prompts_of(options: argparse.Namespace, target: LanguageModel) -> list[Prompt]:
     """Return the last prompts of every file."""
-    found = read_prompts(options.prompts, options.longest_prompt, target, "--prompts")
-    return found[-options.each * len(options.prompts) :]
+    prompts = read_prompts(options.prompts, options.longest_prompt, target, "--prompts")
+    return prompts[-options.each * len(options.prompts) :]
 
 
 def make_engine(

@@ -53,16 +53,16 @@ def measure(side: str, tokens: int) -> int:
     draft = initialise_draft(DraftConfig(layers=4), target)
     draft.model.train()
     ids = torch.randint(0, target.identity.vocab_size, (tokens // 512, 512), generator=torch.Generator().manual_seed(0))
-    places = torch.arange(512).expand_as(ids)
+    positions = torch.arange(512).expand_as(ids)
     with torch.no_grad():
-        teacher = target.hidden(ids, places).reshape(tokens, -1)
-    return peak_of(lambda: _step(side, draft, teacher, target.head, ids, places))
+        teacher = target.hidden(ids, positions).reshape(tokens, -1)
+    return peak_of(lambda: _step(side, draft, teacher, target.head, ids, positions))
 
 
 def _step(
-    side: str, draft: LanguageModel, teacher: torch.Tensor, head: OutputHead, ids: torch.Tensor, places: torch.Tensor
+    side: str, draft: LanguageModel, teacher: torch.Tensor, head: OutputHead, ids: torch.Tensor, positions: torch.Tensor
 ) -> None:
-    hidden = draft.hidden(ids, places).reshape(len(teacher), -1)
+    hidden = draft.hidden(ids, positions).reshape(len(teacher), -1)
     if side == "baseline":
         hidden.float().square().mean().backward()
         return

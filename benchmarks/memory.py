@@ -55,8 +55,8 @@ class Load:
         """Yield the tokens that blocks of so many hold for each request. Full blocks of common text are held once."""
         for number, length in enumerate(self.lengths):
             read = (length - ANSWER // 2) // block * block
-            own = -(-(length - read) // block) * block
-            yield read + self.answers * own - (self.shared // block * block if number else 0)
+            unshared = -(-(length - read) // block) * block
+            yield read + self.answers * unshared - (self.shared // block * block if number else 0)
 
 
 def main() -> int:
@@ -189,7 +189,7 @@ def fitting(sizes: Iterator[int], room: float) -> int:
 
 def resident(caches: Sequence[SlotCache]) -> int:
     """Return the bytes of caches' tensors that are in memory, by /proc/self/smaps. Tensors may share a mapping."""
-    starts, total, inside = [held.data_ptr() for cache in caches for held in cache.tensors()], 0, False
+    starts, total, inside = [tensor.data_ptr() for cache in caches for tensor in cache.tensors()], 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         bounds = line.split(" ")[0].split("-")
         if len(bounds) == 2:

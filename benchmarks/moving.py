@@ -32,10 +32,11 @@ WARM = 8  # steps that are not counted
 
 
 class Watch:
-    """The seconds of a cache's moves since it was last asked, and the rows that were moved."""
+    """The seconds of a cache's moves since `taken` was last called, and the rows that were moved."""
 
     def __init__(self, engine: Engine) -> None:
-        self.spent, self.rows = 0.0, 0
+        self.spent = 0.0
+        self.rows = 0
         self.plain = engine.runner.cache.gather
         engine.runner.cache.gather = self.timed  # type: ignore[method-assign]
 
@@ -48,46 +49,50 @@ class Watch:
 
     def taken(self) -> tuple[float, int]:
         """Return seconds and rows, and begin anew."""
-        found = self.spent, self.rows
+        seconds_and_rows = self.spent, self.rows
         self.spent, self.rows = 0.0, 0
-        return found
+        return seconds_and_rows
 
 
 def main() -> None:
     options = turn_options(__doc__ or "", (1, 8), steps=64)
-    found = {str(rows): _measure(options, rows) for rows in options.batches}
-    met = {rows: own["every_row"]["share"] <= GOAL for rows, own in found.items()}
+    by_rows = {str(rows): _measure(options, rows) for rows in options.batches}
+    met = {rows: figures["every_row"]["share"] <= GOAL for rows, figures in by_rows.items()}
     write_result(
-        "moving", {"goal": GOAL, "widths": WIDTHS, "threads": torch.get_num_threads(), "rows": found, "met": met}
+        "moving", {"goal": GOAL, "widths": WIDTHS, "threads": torch.get_num_threads(), "rows": by_rows, "met": met}
     )
 
 
 def _measure(options: Any, rows: int) -> dict[str, Any]:
     engine = _started(options, rows)
-    watch, steps, asked, forced, moved = Watch(engine), list[float](), list[float](), list[float](), list[int]()
+    watch = Watch(engine)
+    steps_s = list[float]()
+    accepted_s = list[float]()  # of the moves that acceptance asks for
+    every_row_s = list[float]()  # of the moves of a path of every row
+    moved_rows = list[int]()
     for step in range(WARM + options.steps):
         watch.taken()
         started = time.perf_counter()
         engine.step()
         seconds = time.perf_counter() - started
-        own, count = watch.taken()
-        every = _every_row(engine, watch)
+        moves_s, count = watch.taken()
+        forced_s = _every_row(engine, watch)
         if step >= WARM:
-            steps.append(seconds)
-            asked.append(own)
-            forced.append(every)
-            moved.append(count)
+            steps_s.append(seconds)
+            accepted_s.append(moves_s)
+            every_row_s.append(forced_s)
+            moved_rows.append(count)
     engine.close()
-    own = {
-        "step_ms": 1e3 * statistics.median(steps),
-        "as_accepted": {"rows_a_step": statistics.fmean(moved), "share": sum(asked) / sum(steps)},
+    figures = {
+        "step_ms": 1e3 * statistics.median(steps_s),
+        "as_accepted": {"rows_a_step": statistics.fmean(moved_rows), "share": sum(accepted_s) / sum(steps_s)},
         "every_row": {
-            "ms": 1e3 * statistics.median(forced),
-            "share": statistics.median(one / step for one, step in zip(forced, steps, strict=True)),
+            "ms": 1e3 * statistics.median(every_row_s),
+            "share": statistics.median(moves_s / step_s for moves_s, step_s in zip(every_row_s, steps_s, strict=True)),
         },
     }
-    print(rows, own, flush=True)
-    return own
+    print(rows, figures, flush=True)
+    return figures
 
 
 def _started(options: Any, rows: int) -> Engine:

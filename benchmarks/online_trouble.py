@@ -26,7 +26,7 @@ def make_versions(folder: Path) -> None:
     registry = VersionRegistry(folder / "versions")
     for layers in (2, 3):
         draft = initialise_draft(DraftConfig(layers=layers), target)
-        version = registry.add(lambda place, draft=draft: save_draft(draft, place, target))  # type: ignore[misc]
+        version = registry.add(lambda path, draft=draft: save_draft(draft, path, target))  # type: ignore[misc]
         if layers == 2:
             registry.promote(version.name, "the first draft")
         else:

@@ -28,7 +28,7 @@ def overlapped_seconds(engine: Engine, batch: int) -> float:
         result, output = report.output.result, report.output
         if result is not None and result.rows and not result.prefill_tokens:
             seconds.append(result.overlapped_s)
-        done.extend(own.request_id for own in output.finished)
+        done.extend(finished.request_id for finished in output.finished)
         if len(done) == batch:
             ended.set()
 

@@ -14,7 +14,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -39,7 +39,7 @@ class Tried:
     """A drafted token that the engine tried."""
 
     prompt: int
-    place: int  # of the answer's tokens, from 0 on
+    position: int  # in the answer, from 0 on
     depth: int  # 1 for the first token of its chain
     accepted: bool
     expected: float = 0.0  # Σ min(p, q) there, by the evaluator
@@ -56,7 +56,9 @@ def serve(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingPara
         step = engine.step()
         for row in () if step.result is None else step.result.rows:
             number = int(row.sequence_id.split("/")[0])
-            tried += [Tried(number, written[number] + t.depth - 1, t.depth, t.accepted) for t in row.trials]
+            tried += [
+                Tried(number, written[number] + trial.depth - 1, trial.depth, trial.accepted) for trial in row.trials
+            ]
             written[number] += row.emitted
         for output in step.finished:
             number = int(output.request_id)
@@ -68,23 +70,24 @@ def expected(
     tried: Sequence[Tried], samples: Sequence[Sample], draft: LanguageModel, target: LanguageModel
 ) -> list[Tried]:
     """Return the trials with the evaluator's probabilities at temperature 1."""
-    states, length = TargetStates(target), max(each.depth for each in tried)
-    found = [
+    states = TargetStates(target)
+    length = max(trial.depth for trial in tried)
+    measured = [
         measure_positions(draft, target, sample, SamplingPolicy(), states=states, speculation_length=length)
         for sample in samples
     ]
     return [
-        Tried(t.prompt, t.place, t.depth, t.accepted, float(found[t.prompt].at(t.depth - 1).alpha[t.place]))
-        for t in tried
+        replace(trial, expected=float(measured[trial.prompt].at(trial.depth - 1).alpha[trial.position]))
+        for trial in tried
     ]
 
 
 def compared(tried: Sequence[Tried], depth: int | None = None, seed: int = 0) -> dict[str, float]:
     """Return means and their difference at a depth, or at all, with a bootstrap interval over prompts."""
-    own = [t for t in tried if depth is None or t.depth == depth]
+    trials = [trial for trial in tried if depth is None or trial.depth == depth]
     by_prompt: dict[int, list[float]] = {}
-    for t in own:
-        by_prompt.setdefault(t.prompt, []).append(t.accepted - t.expected)
+    for trial in trials:
+        by_prompt.setdefault(trial.prompt, []).append(trial.accepted - trial.expected)
     groups, chance = list(by_prompt.values()), random.Random(seed)
     means = []
     for _ in range(RESAMPLES):
@@ -92,10 +95,10 @@ def compared(tried: Sequence[Tried], depth: int | None = None, seed: int = 0) ->
         means.append(sum(map(sum, drawn)) / sum(map(len, drawn)))
     means.sort()
     return {
-        "trials": len(own),
-        "served": fmean(t.accepted for t in own),
-        "evaluated": fmean(t.expected for t in own),
-        "difference": fmean(t.accepted - t.expected for t in own),
+        "trials": len(trials),
+        "served": fmean(trial.accepted for trial in trials),
+        "evaluated": fmean(trial.expected for trial in trials),
+        "difference": fmean(trial.accepted - trial.expected for trial in trials),
         "low": means[int(0.025 * RESAMPLES)],
         "high": means[int(0.975 * RESAMPLES)],
     }
@@ -106,8 +109,8 @@ def main() -> int:
     target = load_target(TargetConfig(path=options.target))
     draft = load_draft(find_draft(str(options.draft)), target)
     data = DataConfig(prompts=str(options.prompts))
-    found = list(islice(read_prompts(data, target.text_tokenizer, shuffled=True), options.pool))
-    prompts = unseen(found[::-1], trained_prompts(draft.lineage))[: options.count]
+    pool = list(islice(read_prompts(data, target.text_tokenizer, shuffled=True), options.pool))
+    prompts = unseen(pool[::-1], trained_prompts(draft.lineage))[: options.count]
     settings = EngineConfig(
         verification="exact_by_token",  # tokens of a chain that is verified as a whole are not judged one by one
         controller="fixed",

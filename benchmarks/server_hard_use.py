@@ -59,14 +59,14 @@ async def mutate(server: Served, options: argparse.Namespace) -> dict[str, Any]:
     async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, trust_env=False) as client:
         of_operators = await operators_bodies(client)
 
-        async def one(good: bool) -> None:
+        async def send(good: bool) -> None:
             async with limit:
                 if good:
                     await read_stream(client, None, tally)
                 else:
                     await send_garbage(client, dice, tally, dice.choice((BODIES, of_operators)))
 
-        await asyncio.gather(*(one(place % 100 == 99) for place in range(options.bodies * 100 // 99)))
+        await asyncio.gather(*(send(number % 100 == 99) for number in range(options.bodies * 100 // 99)))
         state = await settled(client)
     allowed = {"200", *(f"garbage {status}" for status in EXPECTED)}
     allowed |= {f"garbage to admin {status}" for status in EXPECTED_OF_ADMIN}

@@ -86,8 +86,8 @@ def throughput(
 def first_tokens(engine: Engine, server: Served, options: argparse.Namespace) -> tuple[list[float], list[float]]:
     """Measure the seconds to the first token of the engine and of the server, in turn. Two of each warm up."""
     seconds = [
-        (first_token_alone(engine, place), asyncio.run(stream(server, options.target, PROMPTS[0], 4)))
-        for place in range(options.first_tokens + 2)
+        (first_token_alone(engine, number), asyncio.run(stream(server, options.target, PROMPTS[0], 4)))
+        for number in range(options.first_tokens + 2)
     ]
     return [alone for alone, _ in seconds[2:]], [through for _, through in seconds[2:]]
 
@@ -106,11 +106,11 @@ def loop_cpu_s(server: Served) -> float:
     return main.user_time + main.system_time
 
 
-def first_token_alone(engine: Engine, place: int) -> float:
+def first_token_alone(engine: Engine, number: int) -> float:
     """Measure the seconds from submission to the first token, on an idle engine."""
     started_s = time.perf_counter()
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-    engine.submit(Request(f"first-{place}", engine.encode(PROMPTS[0]), params))
+    engine.submit(Request(f"first-{number}", engine.encode(PROMPTS[0]), params))
     first = None
     while engine.has_work:
         if any(delta.text for delta in engine.step().deltas) and first is None:  # a client sees text

@@ -137,10 +137,10 @@ class Trouble:
     async def _trainer(self, learning: bool) -> dict[str, Any]:
         """Return the trainer's state. With `learning`, wait until it learns or keeps ending."""
         while True:
-            own = None if self.trainer is None else self.trainer.pid  # it runs from here on
+            own_pid = None if self.trainer is None else self.trainer.pid  # it runs from here on
             trainer: dict[str, Any] = (await admin(self.client, "GET", "online"))["trainer"]
-            if own not in (None, trainer["pid"]):  # what is told is of the one before
-                trainer |= {"pid": own, "stage": "starting"}
+            if own_pid not in (None, trainer["pid"]):  # what is told is of the one before
+                trainer |= {"pid": own_pid, "stage": "starting"}
             if not learning or trainer["stage"] in ("learning", "failing") or self.over:
                 return trainer
             await asyncio.sleep(0.02)
@@ -193,11 +193,11 @@ class Trouble:
 
 async def answers(client: httpx.AsyncClient) -> dict[str, str]:
     """Return the server's answer to each text, one request at a time."""
-    found = {}
+    by_text = {}
     for text in TEXTS:
         reply = await client.post("/v1/completions", json={**GOOD, "prompt": text})
-        found[text] = reply.json()["choices"][0]["text"]
-    return found
+        by_text[text] = reply.json()["choices"][0]["text"]
+    return by_text
 
 
 async def cause_trouble(
@@ -277,8 +277,8 @@ def run(folder: Path, disk: Disk | None, options: argparse.Namespace) -> tuple[d
             name: value for name, value in settings.items() if name not in (*OF_THE_TRAINER, "adapt.busy_share")
         }
         settings["online"] = "decoupled"
-        own = {name: LEARNING[name] for name in (*OF_THE_TRAINER, *OF_BOTH)}
-        trainer = DecoupledTrainer(folder, {**common, **own})
+        trainer_settings = {name: LEARNING[name] for name in (*OF_THE_TRAINER, *OF_BOTH)}
+        trainer = DecoupledTrainer(folder, {**common, **trainer_settings})
     with served(*(f"{name}={value}" for name, value in settings.items()), threads=1) as server:
         try:
             return asyncio.run(cause_trouble(server, options, trainer, disk)), server.failures()

@@ -83,12 +83,12 @@ def paired(sides: dict[str, Callable[[], int]], rounds: int, against: str | None
             if round_ > 0:
                 rates[name].append(rate)
     ratios = {
-        name: statistics.median(a / b for a, b in zip(found, rates[against], strict=True))
-        for name, found in rates.items()
+        name: statistics.median(rate / other for rate, other in zip(side_rates, rates[against], strict=True))
+        for name, side_rates in rates.items()
     }
     shown = {
-        name: {"tokens_per_s": statistics.median(found), "rounds": [round(r, 2) for r in found]}
-        for name, found in rates.items()
+        name: {"tokens_per_s": statistics.median(side_rates), "rounds": [round(rate, 2) for rate in side_rates]}
+        for name, side_rates in rates.items()
     }
     return {"sides": shown, "ratios": ratios, "ratio": ratios[next(iter(sides))]}
 
@@ -113,14 +113,14 @@ def read_prompts(
     Args:
         without: keys (`prompt_key`) of prompts to leave out, such as those that a draft was trained on.
     """
-    found = []
+    prompts = []
     for row in read_rows(DataConfig(prompts=path)):  # not by lines of text: some are broken inside a prompt
         ids = list(render_prompt(target.tokenizer, row["prompt"]))
         if len(ids) <= longest and prompt_key(ids) not in without:
-            found.append(ids)
-        if len(found) == count:
+            prompts.append(ids)
+        if len(prompts) == count:
             break
-    return found
+    return prompts
 
 
 def ragged(path: str, target: LanguageModel, count: int, shortest: int = 16, longest: int = 1024) -> list[list[int]]:

@@ -152,8 +152,8 @@ class SimulatedService:
     def _score_some(self) -> None:
         """Score some answers of the open questions under both drafts, as the trainer does."""
         for question in open_questions(self.registry, self.keeper.suspicion is not None):
-            asked = question.unseen(cast(ReplayLog, self._log), self._settings.gate.requests)
-            numbers = [entry.number for entry in asked if entry.number not in self._read][:READ_AT_ONCE]
+            entries = question.unseen(cast(ReplayLog, self._log), self._settings.gate.requests)
+            numbers = [entry.number for entry in entries if entry.number not in self._read][:READ_AT_ONCE]
             for version in (question.against, question.version) if numbers else ():
                 self._table.add(version.name, {number: score(self._rate(version, number)) for number in numbers})
             self._read.update(numbers)

@@ -35,10 +35,10 @@ def main() -> int:
     kinds: dict[str, Attend] = {"masked": masked_attention, "split": split_attention}
     if why_not() is None:
         kinds["native"] = few_queries_attention
-    others, found = Others(), {}
+    others, by_load = Others(), {}
     for name, lengths in LOADS.items():
-        found[name] = _load(kinds, lengths, options.rounds)
-    result = {"threads": torch.get_num_threads(), "window": WINDOW, "loads": found, "others_cores": others.cores()}
+        by_load[name] = _load(kinds, lengths, options.rounds)
+    result = {"threads": torch.get_num_threads(), "window": WINDOW, "loads": by_load, "others_cores": others.cores()}
     write_result("split", result)
     return 0
 
@@ -62,7 +62,7 @@ def _load(kinds: dict[str, Attend], lengths: list[int], rounds: int) -> dict[str
     ends, copied = [length + WINDOW for length in lengths], HEADS // KV_HEADS * WINDOW
     length = piece_length(ends, copied)
     return {
-        "ms": {name: 1e3 * statistics.median(own) for name, own in taken.items()},
+        "ms": {name: 1e3 * statistics.median(seconds) for name, seconds in taken.items()},
         "keys": {"masked": batch * max(ends), "split": pieces_cost(ends, length, 0), "native": sum(ends)},
         "piece": length,
         "split_over_masked": statistics.median(a / b for a, b in zip(taken["split"], taken["masked"], strict=True)),

@@ -46,19 +46,20 @@ def steps(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
     count = EACH * options.rounds
     tokens = (LENGTH + 1) * (READING + WARM + count)  # no answer ends, whatever is accepted
     settings = {"speculation_length": LENGTH, "max_model_len": LONGEST_PROMPT + tokens}
-    found: dict[str, dict[str, Any]] = {}
+    by_batch: dict[str, dict[str, Any]] = {}
     for batch in options.batches:
-        sides = found[str(batch)] = {}
+        sides = by_batch[str(batch)] = {}
         for controller in CONTROLLERS:
             engine = make_engine(options, target, draft, batch, controller=controller, **settings)
             watch = Stopwatch(engine)
-            sides[controller] = {
-                name: _timed(watch, prompts[:batch], SamplingParams(**own, max_tokens=tokens, ignore_eos=True), count)
-                for name, own in SAMPLING.items()
-            }
+            sides[controller] = {}
+            for name, sampling in SAMPLING.items():
+                params = SamplingParams(**sampling, max_tokens=tokens, ignore_eos=True)
+                sides[controller][name] = _timed(watch, prompts[:batch], params, count)
             engine.close()
             _show(batch, controller, sides[controller])
-    return {"speculation_length": LENGTH, "steps": count, "batch": found, "goals_ms": GOALS_MS, "met": _met(found)}
+    met = _met(by_batch)
+    return {"speculation_length": LENGTH, "steps": count, "batch": by_batch, "goals_ms": GOALS_MS, "met": met}
 
 
 def _timed(watch: Stopwatch, prompts: Sequence[Sequence[int]], params: SamplingParams, count: int) -> dict[str, Any]:
@@ -86,14 +87,14 @@ def _drafted(engine: Engine) -> int:
     return sum(sequence.stats.proposed for sequence in engine.sequences.decoding)
 
 
-def _met(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, bool]]]:
+def _met(by_batch: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, bool]]]:
     """Return where own work is within the goals, for the batches that have some."""
     return {
         batch: {
             controller: {name: kinds[name]["median_ms"]["own work"] <= goal for name, goal in GOALS_MS[batch].items()}
             for controller, kinds in sides.items()
         }
-        for batch, sides in found.items()
+        for batch, sides in by_batch.items()
         if batch in GOALS_MS
     }
 
@@ -101,6 +102,6 @@ def _met(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, bool
 def _show(batch: int, controller: str, kinds: dict[str, Any]) -> None:
     table = Table(f"ms a step, batch {batch}, {controller}", *kinds)
     for part in next(iter(kinds.values()))["median_ms"]:
-        table.add_row(part, *(f"{own['median_ms'][part]:.2f}" for own in kinds.values()))
-    table.add_row("drafted tokens a row", *(f"{own['drafted_tokens']:.2f}" for own in kinds.values()))
+        table.add_row(part, *(f"{timed['median_ms'][part]:.2f}" for timed in kinds.values()))
+    table.add_row("drafted tokens a row", *(f"{timed['drafted_tokens']:.2f}" for timed in kinds.values()))
     Console().print(table)

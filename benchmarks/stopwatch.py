@@ -37,9 +37,9 @@ class Stopwatch:
         self.engine.step()
         total = time.perf_counter() - begun
         rest = total - sum(self.spent.values())
-        own = total - self.spent["target passes"] - self.spent["drafting"]
+        own_work = total - self.spent["target passes"] - self.spent["drafting"]
         parts = {part: self.spent[part] for part in self.parts}
-        return {**parts, "planning and all else": rest, "own work": own, "step": total}
+        return {**parts, "planning and all else": rest, "own work": own_work, "step": total}
 
     def _watch(self, part: str, owner: Any, method: str) -> None:
         plain = getattr(owner, method)

@@ -38,7 +38,7 @@ def main() -> None:
     options = _options()
     target = load_target(TargetConfig(path="smollm2", dtype=options.dtype))
     params = SamplingParams(temperature=options.temperature, max_tokens=options.tokens, ignore_eos=True)
-    found: dict[str, Any] = {}
+    by_file: dict[str, Any] = {}
     for path in options.prompts:
         engines = {
             name: make_engine(
@@ -53,15 +53,19 @@ def main() -> None:
             for name, proposer in SIDES.items()
         }
         prompts = read_prompts(path, target, options.prompts_each, longest=768)
-        found[Path(path).stem] = _compare(engines, prompts, options.batch, params)
-        print(Path(path).stem, found[Path(path).stem], flush=True)
+        by_file[Path(path).stem] = _compare(engines, prompts, options.batch, params)
+        print(Path(path).stem, by_file[Path(path).stem], flush=True)
         for engine in engines.values():
             engine.close()
     setting = {"prompts": options.prompts_each, "tokens": options.tokens, "temperature": options.temperature}
-    met = {name: all(own["second"][name]["mean"] >= GOAL for own in found.values()) for name in SIDES if name != ALONE}
+    met = {
+        name: all(figures["second"][name]["mean"] >= GOAL for figures in by_file.values())
+        for name in SIDES
+        if name != ALONE
+    }
     write_result(
         "suffix" + (f"_{options.name}" if options.name else ""),
-        {**setting, "batch": options.batch, "goal": GOAL, "met": met, "files": found},
+        {**setting, "batch": options.batch, "goal": GOAL, "met": met, "files": by_file},
     )
 
 
@@ -71,7 +75,7 @@ def _compare(
     groups = [prompts[first : first + batch] for first in range(0, len(prompts), batch)]
     rates: dict[str, list[list[float]]] = {name: [[], []] for name in SIDES}
     accepted: dict[str, list[float]] = {name: [] for name in SIDES}
-    for time in range(2):
+    for pass_number in range(2):
         for number, group in enumerate(groups):
             for name in in_turn(SIDES, number):
 
@@ -81,17 +85,20 @@ def _compare(
                     accepted[name].append(sum(len(output.token_ids) for output in outputs) / steps)
                     return sum(len(output.token_ids) for output in outputs)
 
-                rates[name][time].append(rate_of(answers))
+                rates[name][pass_number].append(rate_of(answers))
     ratios = {
-        name: [[a / b for a, b in zip(own[time], rates[ALONE][time], strict=True)] for time in range(2)]
-        for name, own in rates.items()
+        name: [
+            [rate / alone_rate for rate, alone_rate in zip(of_side, of_alone, strict=True)]
+            for of_side, of_alone in zip(side_rates, rates[ALONE], strict=True)
+        ]
+        for name, side_rates in rates.items()
         if name != ALONE
     }
     return {
-        "first": {name: interval(own[0][1:]) for name, own in ratios.items()},
-        "second": {name: interval(own[1]) for name, own in ratios.items()},
-        "tokens_per_s": {name: [statistics.median(each) for each in rates[name]] for name in SIDES},
-        "tokens_a_step": {name: statistics.fmean(own[len(own) // 2 :]) for name, own in accepted.items()},
+        "first": {name: interval(side_ratios[0][1:]) for name, side_ratios in ratios.items()},
+        "second": {name: interval(side_ratios[1]) for name, side_ratios in ratios.items()},
+        "tokens_per_s": {name: [statistics.median(pass_rates) for pass_rates in rates[name]] for name in SIDES},
+        "tokens_a_step": {name: statistics.fmean(tokens[len(tokens) // 2 :]) for name, tokens in accepted.items()},
     }
 
 

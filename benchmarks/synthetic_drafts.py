@@ -29,8 +29,8 @@ def rates(dice: numpy.random.Generator, means: ArrayLike, gain: float, noise: fl
     """
     expected = numpy.asarray(means, dtype=numpy.float64)
     alike = dice.beta(CONCENTRATION * expected, CONCENTRATION * (1 - expected))
-    own = noise / 2 * dice.standard_t(TAILS, (2, len(expected)))
-    drawn: NDArray[numpy.float64] = numpy.clip(alike + own + numpy.array([[0.0], [gain]]), 0.02, 0.98)
+    apart = noise / 2 * dice.standard_t(TAILS, (2, len(expected)))
+    drawn: NDArray[numpy.float64] = numpy.clip(alike + apart + numpy.array([[0.0], [gain]]), 0.02, 0.98)
     return drawn
 
 

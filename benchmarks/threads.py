@@ -46,8 +46,8 @@ def main() -> None:
         write_json(Path(options.worker), measure(options))
         return
     cores = usable_cores()
-    found = {str(count): _in_process(count) for count in sorted({1, min(2, cores), cores})}
-    write_result("threads", {"dtype": options.dtype, "cores": cores, "threads": found})
+    by_threads = {str(count): _in_process(count) for count in sorted({1, min(2, cores), cores})}
+    write_result("threads", {"dtype": options.dtype, "cores": cores, "threads": by_threads})
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -79,11 +79,11 @@ def attention(options: argparse.Namespace, target: LanguageModel) -> dict[str, f
     }
     times = alternating_seconds(sides, 8 * options.rounds)
     engine.close()
-    found = {}
+    differences_ms = {}
     for tokens in (1, 5):
         pairs = zip(times[f"{tokens} behind {FAR}"], times[f"{tokens} behind {NEAR}"], strict=True)
-        found[f"{ROWS} × {tokens}"] = 1e3 * statistics.median(far - near for far, near in pairs)
-    return found
+        differences_ms[f"{ROWS} × {tokens}"] = 1e3 * statistics.median(far - near for far, near in pairs)
+    return differences_ms
 
 
 @torch.inference_mode()
@@ -97,8 +97,8 @@ def _in_process(count: int) -> dict[str, Any]:
         file = Path(folder) / "found.json"
         command = [sys.executable, __file__, *sys.argv[1:], "--worker", str(file)]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(count)})
-        found: dict[str, Any] = json.loads(file.read_text())
-    return found
+        figures: dict[str, Any] = json.loads(file.read_text())
+    return figures
 
 
 def _options() -> argparse.Namespace:

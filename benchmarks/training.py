@@ -42,16 +42,16 @@ def main() -> None:
     options = _options()
     target = load_target(TargetConfig())
     samples = written_samples(target, options.samples)
-    own = alternate(
+    ours = alternate(
         {
             "recorded signal": _packed_step(target, samples, vocabulary=8192),
-            "live teacher": _packed_step(target, [bare(s) for s in samples], vocabulary=8192),
+            "live teacher": _packed_step(target, [bare(sample) for sample in samples], vocabulary=8192),
         },
         options.seconds,
     )
     like_for_like = alternate(_against_trl(target, samples), options.seconds)
-    rate = own["recorded signal"]["median"]
-    result: dict[str, Any] = {"own": own, "like_for_like": like_for_like, "goals": GOALS, "dtype": str(target.dtype)}
+    rate = ours["recorded signal"]["median"]
+    result: dict[str, Any] = {"own": ours, "like_for_like": like_for_like, "goals": GOALS, "dtype": str(target.dtype)}
     met = {"response_tokens_per_s": rate >= GOALS["response_tokens_per_s"], "against_trl": None}
     if "trl" in like_for_like:
         result["against_trl"] = like_for_like["distillspec"]["median"] / like_for_like["trl"]["median"]
@@ -91,12 +91,12 @@ def _padded_step(target: LanguageModel, samples: list[Sample]) -> Step:
     """The comparison's batches: so many samples side by side, cut at the same length, all weights trained."""
     draft = initialise_draft(DraftConfig(layers=4), target)
     choose_trainable(draft, train_embeddings=True)
-    place = 0
+    taken = 0
 
     def take() -> TokenBatch:
-        nonlocal place
-        rows = [[samples[(place + i) % len(samples)]] for i in range(TRL_ROWS)]
-        place += TRL_ROWS
+        nonlocal taken
+        rows = [[samples[(taken + i) % len(samples)]] for i in range(TRL_ROWS)]
+        taken += TRL_ROWS
         return collate(rows, TRL_LENGTH, target.tokenizer.eos_token_id)
 
     return optimizer_step(DistillModule(draft, LossConfig()), target, TrainConfig(max_steps=1), take)

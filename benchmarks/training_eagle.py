@@ -77,12 +77,12 @@ def main() -> None:
 
 def with_states(samples: Sequence[Sample], target: LanguageModel) -> list[Sample]:
     """Return samples with the target's states that the draft reads, as `data.generator=slots` records them."""
-    request, found = StateRequest(default_state_ids(target)), []
+    request, recorded = StateRequest(default_state_ids(target)), []
     for sample in samples:
         text = torch.tensor([[*sample.prompt_ids, *sample.response_ids[:-1]]])
         states = read_states(target, text, torch.arange(text.shape[1])[None], request.ids)[0]
-        found.append(replace(sample, states=request.record(states)))
-    return found
+        recorded.append(replace(sample, states=request.record(states)))
+    return recorded
 
 
 def added_bytes(config: TrainCommand, side: str) -> int:
@@ -100,7 +100,7 @@ def added_bytes(config: TrainCommand, side: str) -> int:
 
 
 def _step(config: TrainCommand, target: LanguageModel, samples: list[Sample], chains: str) -> Step:
-    counts = count_tokens((s.prompt_ids + s.response_ids for s in samples), target.identity.vocab_size)
+    counts = count_tokens((sample.prompt_ids + sample.response_ids for sample in samples), target.identity.vocab_size)
     kept = choose_kept_ids(counts, config.draft.vocabulary or len(counts), target.tokenizer)
     draft = initialise_draft(config.draft, target, kept_ids=kept)
     choose_trainable(draft, train_embeddings=False)

@@ -94,19 +94,19 @@ class Judges:
     def leave(self) -> dict[str, float]:
         """Leave the engine as it was. Return the median milliseconds of a verdict."""
         self._engine.sampler.verify = self._plain  # type: ignore[method-assign]
-        return {name: 1e3 * statistics.median(found) for name, found in self.spent.items()}
+        return {name: 1e3 * statistics.median(seconds) for name, seconds in self.spent.items()}
 
 
 def main() -> None:
     options = turn_options(__doc__ or "", (1,), prompts_each=24)
-    given = {"controller": "fixed", "tree": "given", "widths": [4, 2, 2, 1], "nodes": 44, "prefix_reuse": True}
-    bench = Bench.prepare(options, 4, **given)
-    found = {name: _measure(bench, shape) for name, shape in SHAPES.items()}
+    tree_settings = {"controller": "fixed", "tree": "given", "widths": [4, 2, 2, 1], "nodes": 44, "prefix_reuse": True}
+    bench = Bench.prepare(options, 4, **tree_settings)
+    by_shape = {name: _measure(bench, shape) for name, shape in SHAPES.items()}
     target = load_target(TargetConfig(path=options.target, dtype=options.dtype))
-    words = {**given, "speculation_length": 4, "verification": "exact_by_token"}
+    words = {**tree_settings, "speculation_length": 4, "verification": "exact_by_token"}
     by_level = make_engine(options, target, load_draft(options.draft, target), max(options.batches), **words)
     speed = {str(batch): _speed(bench, by_level, batch) for batch in options.batches}
-    write_result("traversal", {**bench.setting, "shapes": found, "batch": speed})
+    write_result("traversal", {**bench.setting, "shapes": by_shape, "batch": speed})
 
 
 def _speed(bench: Bench, by_level: Engine, batch: int) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _measure(bench: Bench, shape: TreeShape) -> dict[str, Any]:
             gains.append(sum(watch.whole) / sum(watch.levels) - 1)
             whole, levels = whole + watch.whole, levels + watch.levels
     engine.observer = None
-    own = {
+    figures = {
         "nodes": shape.nodes,
         "steps": len(whole),
         "tokens_by_traversal": float(torch.tensor(whole).mean()),
@@ -142,8 +142,8 @@ def _measure(bench: Bench, shape: TreeShape) -> dict[str, Any]:
         "gained": interval(gains),
         "verdict_ms": judges.leave(),
     }
-    print(own, flush=True)
-    return own
+    print(figures, flush=True)
+    return figures
 
 
 if __name__ == "__main__":

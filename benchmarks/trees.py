@@ -36,20 +36,20 @@ GOALS: dict[str, dict[str, Interval]] = {
 
 
 def main() -> None:
-    own = {"chains": CHAINS, "shapes": TREES, "speculation_length": 4, "tree": "sampled", "name": ""}
-    options = turn_options(__doc__ or "", (1, 2, 4, 8, 16), **own)
+    defaults = {"chains": CHAINS, "shapes": TREES, "speculation_length": 4, "tree": "sampled", "name": ""}
+    options = turn_options(__doc__ or "", (1, 2, 4, 8, 16), **defaults)
     files = options.prompts.split(",")
     settings = {"controller": "goodput", "tree": options.tree}
     options.prompts = files[0]
     bench = Bench.prepare(options, options.speculation_length, **settings)
-    found: dict[str, Any] = {}
+    by_file: dict[str, Any] = {}
     for file in files:
-        batches = found[Path(file).stem] = {}
+        batches = by_file[Path(file).stem] = {}
         for batch in options.batches:
             batches[str(batch)] = _measured(bench.asking(file), batch)
             print(f"{file}, batch {batch}: {batches[str(batch)]}", flush=True)
     name = options.name or ("trees" if options.temperature else "trees_t0")
-    write_result(name, {**bench.setting, **settings, "goals": GOALS, "files": found})
+    write_result(name, {**bench.setting, **settings, "goals": GOALS, "files": by_file})
 
 
 def _measured(bench: Bench, batch: int) -> dict[str, Any]:
@@ -58,10 +58,11 @@ def _measured(bench: Bench, batch: int) -> dict[str, Any]:
     choosing, comparing = bench.halves(batch)
 
     def rates_of(names: Sequence[str], prompts: Sequence[Sequence[int]]) -> dict[str, list[float]]:
-        own = (options.speculation_length, engine.costs)
-        return bench.rates(
-            {name: named_controller(name, *own, settings=engine.settings) for name in names}, batch, prompts
-        )
+        controllers = {
+            name: named_controller(name, options.speculation_length, engine.costs, settings=engine.settings)
+            for name in names
+        }
+        return bench.rates(controllers, batch, prompts)
 
     chosen = rates_of([*options.chains, *options.shapes], choosing)
     chain, tree = best_of(chosen, options.chains), best_of(chosen, options.shapes)

@@ -22,12 +22,12 @@ def trl_step(
     """Return a function that takes the next step and returns its response tokens. Batches equal our side's."""
     trainer = _trainer(draft, target, rows)
     trainer.create_optimizer()
-    place = 0
+    taken = 0
 
     def step() -> int:
-        nonlocal place
-        batch = _batch([samples[(place + i) % len(samples)] for i in range(rows)], length, target)
-        place += rows
+        nonlocal taken
+        batch = _batch([samples[(taken + i) % len(samples)] for i in range(rows)], length, target)
+        taken += rows
         tokens = (batch["labels"][:, 1:] != -100).sum()
         trainer.training_step(trainer.model, batch, num_items_in_batch=tokens)
         torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
@@ -71,9 +71,10 @@ def _batch(samples: list[Sample], length: int, target: LanguageModel) -> dict[st
         ids.append(tokens)
         labels.append(label)
     pad = target.tokenizer.eos_token_id
+    prompts = [torch.tensor(sample.prompt_ids) for sample in samples]
     return {
         "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad),
-        "attention_mask": pad_sequence([torch.ones_like(i) for i in ids], batch_first=True),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
         "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
-        "prompts": pad_sequence([torch.tensor(s.prompt_ids) for s in samples], batch_first=True, padding_value=pad),
+        "prompts": pad_sequence(prompts, batch_first=True, padding_value=pad),
     }

@@ -75,7 +75,7 @@ class Bench:
     def prepare(cls, options: argparse.Namespace, speculation_length: int, **settings: Any) -> Bench:
         """Load target and draft as `turn_options` name them. `settings` are those of the engine with the draft."""
         target, alone = (load_target(TargetConfig(path=options.target, dtype=options.dtype)) for _ in range(2))
-        draft, most = load_draft(options.draft, target), max(options.batches)
+        draft, largest = load_draft(options.draft, target), max(options.batches)
         prompts = _unseen(options, options.prompts, target, draft)
         setting = {
             "dtype": str(target.dtype),
@@ -86,8 +86,8 @@ class Bench:
             "temperature": options.temperature,
             "rounds": options.rounds,
         }
-        engine = make_engine(options, target, draft, most, speculation_length=speculation_length, **settings)
-        plain = make_engine(options, alone, None, most, prefix_reuse=True)  # it reads texts again and again
+        engine = make_engine(options, target, draft, largest, speculation_length=speculation_length, **settings)
+        plain = make_engine(options, alone, None, largest, prefix_reuse=True)  # it reads texts again and again
         return cls(options, engine, plain, prompts, setting)
 
     def asking(self, prompts: str) -> Bench:
@@ -144,8 +144,8 @@ def by_turns(
                 spent[name] += _steps(sides[name].engine, batch)
         for engine in engines:
             _end(engine)
-        for name, found in spent.items():
-            tokens, seconds = map(sum, zip(*found, strict=True))
+        for name, steps in spent.items():
+            tokens, seconds = map(sum, zip(*steps, strict=True))
             rates[name].append(tokens / seconds)
     return rates
 
@@ -173,16 +173,16 @@ def turn_options(about: str, batches: Sequence[int], **more: Any) -> argparse.Na
 def shown(rates: Mapping[str, list[float]]) -> dict[str, Any]:
     """Return medians and all rounds, for a result."""
     return {
-        "tokens_per_s": {name: statistics.median(found) for name, found in rates.items()},
-        "rounds": {name: [round(rate, 2) for rate in found] for name, found in rates.items()},
+        "tokens_per_s": {name: statistics.median(side_rates) for name, side_rates in rates.items()},
+        "rounds": {name: [round(rate, 2) for rate in side_rates] for name, side_rates in rates.items()},
     }
 
 
-def interval(found: list[float]) -> dict[str, float]:
+def interval(values: list[float]) -> dict[str, float]:
     """Return mean, median and the 95 % interval of the mean (Student's)."""
-    mean = statistics.fmean(found)
-    half = float(student.ppf(0.975, len(found) - 1)) * statistics.stdev(found) / len(found) ** 0.5
-    return {"mean": mean, "low": mean - half, "high": mean + half, "median": statistics.median(found)}
+    mean = statistics.fmean(values)
+    half = float(student.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
+    return {"mean": mean, "low": mean - half, "high": mean + half, "median": statistics.median(values)}
 
 
 def _unseen(options: argparse.Namespace, prompts: str, target: LanguageModel, draft: LanguageModel) -> list[list[int]]:
@@ -208,14 +208,14 @@ def _follow(engine: Engine, leader: Engine, params: SamplingParams) -> None:
 
 def _steps(engine: Engine, batch: int) -> list[tuple[int, float]]:
     """Return tokens and seconds of the next steps in which all rows decode, without the first."""
-    found = []
+    steps = []
     for _ in range(TURN):
         if len(engine.sequences.decoding) < batch:
             break
         started = time.perf_counter()
         output = engine.step()
-        found.append((sum(len(delta.token_ids) for delta in output.deltas), time.perf_counter() - started))
-    return found[1:]
+        steps.append((sum(len(delta.token_ids) for delta in output.deltas), time.perf_counter() - started))
+    return steps[1:]
 
 
 def _end(engine: Engine) -> None:

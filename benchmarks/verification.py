@@ -34,7 +34,8 @@ def verify(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]
     engine.close()
     beta = {1: 1.0, **{k: ms[f"{k} tokens"] / ms["8 × 1"] for k in (2, 3, 4)}, 5: ms["8 × 5"] / ms["8 × 1"]}
     shapes = {name: _judged(name, times) for name in ALLOWED}
-    return {"median_ms": ms, "beta": beta, "shapes": shapes, "met": {name: own["met"] for name, own in shapes.items()}}
+    met = {name: judged["met"] for name, judged in shapes.items()}
+    return {"median_ms": ms, "beta": beta, "shapes": shapes, "met": met}
 
 
 def _judged(name: str, times: dict[str, list[float]]) -> dict[str, Any]:
@@ -42,16 +43,16 @@ def _judged(name: str, times: dict[str, list[float]]) -> dict[str, Any]:
 
     def more(kind: str) -> float:
         pairs = zip(times[f"{kind}{name}"], times[f"{kind}8 × 1"], strict=True)
-        return 1e3 * statistics.median(own - base for own, base in pairs)
+        return 1e3 * statistics.median(seconds - base for seconds, base in pairs)
 
     factor, spare = ALLOWED[name]
-    found, products = more(""), more("products of ")
+    more_ms, products = more(""), more("products of ")
     allowed = factor * products + spare
-    return {"more_ms": found, "products_more_ms": products, "allowed_ms": allowed, "met": found <= allowed}
+    return {"more_ms": more_ms, "products_more_ms": products, "allowed_ms": allowed, "met": more_ms <= allowed}
 
 
 def _pass(engine: Engine, counts: list[int]) -> Callable[[], int]:
-    """Return a pass over so many tokens of each row, all of whose logits are wanted."""
+    """Return a pass over so many tokens of each row, with the logits of all of them."""
     rows = [RowInput(slot, CONTEXT, [7] * count, count) for slot, count in enumerate(counts)]
     return torch.inference_mode()(lambda: len(engine.runner.logits(engine.runner.read(rows))))
 

@@ -98,10 +98,10 @@ def in_distillspec(
     outputs = engine.generate(list(prompts), greedy(options.tokens))
     engine.close()
     stats = [output.stats for output in outputs]
-    chains = sum(one.tried_per_position[0] for one in stats if one.tried_per_position)
+    chains = sum(answer_stats.tried_per_position[0] for answer_stats in stats if answer_stats.tried_per_position)
     return {
         "texts": [list(output.token_ids) for output in outputs],
-        "counts": counts(chains, sum(one.accepted for one in stats)),
+        "counts": counts(chains, sum(answer_stats.accepted for answer_stats in stats)),
     }
 
 
@@ -123,8 +123,8 @@ def in_vllm(work: dict[str, Any]) -> dict[str, Any]:
     )
     params = SamplingParams(temperature=0.0, max_tokens=work["tokens"], ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in work["prompts"]], params, use_tqdm=False)
-    found = {metric.name: metric for metric in llm.get_metrics()}
-    chains, accepted = (found[f"vllm:spec_decode_num_{name}"].value for name in ("drafts", "accepted_tokens"))
+    metrics = {metric.name: metric for metric in llm.get_metrics()}
+    chains, accepted = (metrics[f"vllm:spec_decode_num_{name}"].value for name in ("drafts", "accepted_tokens"))
     texts = [list(output.outputs[0].token_ids) for output in outputs]
     return {"texts": texts, "counts": {**counts(chains, accepted), "version": __version__}}
 
@@ -137,9 +137,9 @@ def counts(chains: int, accepted: int) -> dict[str, Any]:
 def common_share(ours: Sequence[list[int]], theirs: Sequence[list[int]]) -> float:
     """Return the share of tokens before the first one at which two texts differ."""
     common = 0
-    for one, other in zip(ours, theirs, strict=True):
-        differ = [place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]]
-        common += differ[0] if differ else min(len(one), len(other))
+    for text, other in zip(ours, theirs, strict=True):
+        differ = [index for index, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]]
+        common += differ[0] if differ else min(len(text), len(other))
     return common / sum(map(len, ours))
 
 
@@ -151,8 +151,8 @@ def answers_of(work: Path) -> Path:
 def _in_other_python(python: str, work: Path) -> dict[str, Any]:
     """Run this file in the environment with vLLM."""
     subprocess.run([python, __file__, "--worker", str(work)], check=True)
-    found: dict[str, Any] = json.loads(answers_of(work).read_text())
-    return found
+    answers: dict[str, Any] = json.loads(answers_of(work).read_text())
+    return answers
 
 
 def _options() -> argparse.Namespace:

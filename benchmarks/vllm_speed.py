@@ -69,32 +69,32 @@ def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if options.draft:
         draft, settings = load_draft(options.draft, target), {"controller": "goodput", "speculation_length": 4}
         engines["goodput"] = make_engine(options, target, draft, max(BATCHES), max_model_len=MODEL_LEN, **settings)
-    found: dict[str, Any] = {}
+    by_batch: dict[str, Any] = {}
     with Listener(work["socket"], authkey=KEY) as listener:
         process = subprocess.Popen([options.vllm, __file__, "--worker", str(folder / "work.json")])
         with listener.accept() as other:
             version = other.recv()
             for batch in BATCHES:
                 sides: dict[str, Callable[[], int]] = {
-                    name: (lambda engine=engine, n=batch: generate(engine, prompts[:n], greedy(TOKENS)))  # type: ignore[misc]
+                    name: (lambda engine=engine, count=batch: generate(engine, prompts[:count], greedy(TOKENS)))  # type: ignore[misc]
                     for name, engine in engines.items()
                 }
-                sides["vllm"] = lambda n=batch: _ask(other, n)  # type: ignore[misc]
-                found[str(batch)] = paired(sides, options.rounds)
+                sides["vllm"] = lambda count=batch: _ask(other, count)  # type: ignore[misc]
+                by_batch[str(batch)] = paired(sides, options.rounds)
             other.send(None)
         process.wait(timeout=60)
     for engine in engines.values():
         engine.close()
-    plain = found["1"]["sides"]["distillspec"]["tokens_per_s"]
+    plain = by_batch["1"]["sides"]["distillspec"]["tokens_per_s"]
     return {
         "vllm": version,
         "dtype": dtype,
         "threads": work["threads"],
         "tokens": TOKENS,
-        "batch": found,
+        "batch": by_batch,
         **read_share(target, plain),
         "goals": GOALS,
-        "met": {batch: found[batch]["ratio"] >= goal for batch, goal in GOALS.items()},
+        "met": {batch: by_batch[batch]["ratio"] >= goal for batch, goal in GOALS.items()},
     }
 
 
@@ -122,8 +122,8 @@ def serve(work: dict[str, Any]) -> None:
     with Client(work["socket"], authkey=KEY) as asker:
         asker.send(__version__)
         while (batch := asker.recv()) is not None:
-            asked = [{"prompt_token_ids": ids} for ids in work["prompts"][:batch]]
-            outputs = llm.generate(asked, params, use_tqdm=False)
+            requests = [{"prompt_token_ids": ids} for ids in work["prompts"][:batch]]
+            outputs = llm.generate(requests, params, use_tqdm=False)
             asker.send(sum(len(output.outputs[0].token_ids) for output in outputs))
 
 
