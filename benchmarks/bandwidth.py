@@ -31,7 +31,8 @@ def read_share(target: LanguageModel, tokens_per_s: float) -> dict[str, Any]:
         tokens_per_s: of one row, a token a step.
     """
     size, weight = read_bytes(target), target.head.weight.detach()
-    rates = {name: weight.numel() * weight.element_size() / s for name, s in product_seconds(weight, 1).items()}
+    weight_bytes = weight.numel() * weight.element_size()
+    rates = {name: weight_bytes / seconds for name, seconds in product_seconds(weight, 1).items()}
     best = max((name for name in rates if name != PLAIN), key=lambda name: rates[name], default=PLAIN)
     return {
         "read_mb_a_step": size / 1e6,
@@ -46,7 +47,7 @@ def read_bytes(model: LanguageModel) -> int:
     """Return the bytes of the weights that one token reads: all but an input table that is not the head too."""
     embedding = model.model.get_input_embeddings().weight
     tied = embedding is model.model.get_output_embeddings().weight
-    total = sum(p.numel() * p.element_size() for p in model.model.parameters())
+    total = sum(parameter.numel() * parameter.element_size() for parameter in model.model.parameters())
     return total if tied else total - embedding.numel() * embedding.element_size()
 
 
@@ -58,14 +59,14 @@ def product_seconds(weight: Tensor, tokens: int) -> dict[str, float]:
     """
     copies = min(MOST_COPIES, max(2, -(-UNCACHED // (weight.numel() * weight.element_size()))))
     x = weight.new_ones(tokens, weight.shape[1])
-    found = {PLAIN: _least([partial(linear, weight=weight.clone()) for _ in range(copies)], x)}
+    least_s = {PLAIN: _least([partial(linear, weight=weight.clone()) for _ in range(copies)], x)}
     for kind in KINDS:
         try:
             if kind.fits(weight, exact=False):
-                found[kind.name] = _least([kind(weight) for _ in range(copies)], x)
+                least_s[kind.name] = _least([kind(weight) for _ in range(copies)], x)
         except (RuntimeError, NotBuilt):  # the CPU has no instructions for it
             continue
-    return found
+    return least_s
 
 
 def _least(products: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> float:

@@ -35,7 +35,7 @@ BLOCK, TOKEN = "exact", "exact_by_token"
 
 
 @dataclass
-class Seen:
+class Measured:
     """Steps of one length and batch size: expected tokens and seconds of the verdict, by verification."""
 
     tokens: dict[str, list[float]] = field(default_factory=lambda: {BLOCK: [], TOKEN: []})
@@ -58,10 +58,13 @@ class Seen:
 
 
 class Watch:
-    """Judges each step by both verifications, and keeps what is measured in `seen`."""
+    """Judges each step by both verifications, and measures both."""
 
     def __init__(self, sampler: TokenSampler, batch: int) -> None:
-        self.sampler, self.batch, self.seen, self.plain = sampler, batch, Seen(), sampler.verify
+        self.sampler = sampler
+        self.batch = batch
+        self.measured = Measured()
+        self.plain = sampler.verify
         self._steps = 0
 
     def verify(self, logits: Tensor, windows: Sequence[VerificationWindow]) -> list[Judgement]:
@@ -73,10 +76,10 @@ class Watch:
         for name in (BLOCK, TOKEN) if self._steps % 2 else (TOKEN, BLOCK):
             self.sampler.verification, started = name, time.perf_counter()
             judgements = self.plain(logits, windows)
-            self.seen.seconds[name].append(time.perf_counter() - started)
+            self.measured.seconds[name].append(time.perf_counter() - started)
         blocks = _blocks(logits, windows)
-        self.seen.tokens[BLOCK].append(1 + _by_block(blocks))
-        self.seen.tokens[TOKEN].append(1 + _by_token(blocks))
+        self.measured.tokens[BLOCK].append(1 + _by_block(blocks))
+        self.measured.tokens[TOKEN].append(1 + _by_token(blocks))
         return judgements
 
 
@@ -109,7 +112,7 @@ def _measure(bench: Bench, batch: int, length: int) -> dict[str, Any]:
             if not judged:
                 steps.append(seconds / max(output.stats.steps for output in outputs))
     sampler.verify, sampler.verification = watch.plain, BLOCK  # type: ignore[method-assign]
-    return watch.seen.result(statistics.median(steps))
+    return watch.measured.result(statistics.median(steps))
 
 
 def _blocks(logits: Tensor, windows: Sequence[VerificationWindow]) -> Blocks:

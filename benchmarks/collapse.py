@@ -79,7 +79,9 @@ class Traffic:
         done = await admin(self.client, "POST", "drafts/promote", draft=broken)
         if "version" not in done:
             raise SystemExit(f"{broken} is not promoted: {done}")
-        start, began_s, suspected = self.ended, time.monotonic(), None
+        start = self.ended
+        began_s = time.monotonic()
+        suspected = None
         while await self.current() != broken and self.ended < start + GIVE_UP:
             await self.pause(0.1)
         while await self.current() == broken and self.ended < start + GIVE_UP:

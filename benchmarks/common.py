@@ -69,15 +69,17 @@ class Others:
     """Cores that other processes kept busy since this was made: what spoils a timing."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic(), time.process_time(), _busy_s()
+        self._began_s = time.monotonic()
+        self._own_s = time.process_time()
+        self._busy_s = _busy_s()
 
     def cores(self) -> float | None:
         """None where the machine does not say (no /proc)."""
-        began_s, own_s, busy = self._began
-        now = _busy_s()
-        if busy is None or now is None:
+        busy_s = _busy_s()
+        if self._busy_s is None or busy_s is None:
             return None
-        return max(0.0, (now - busy - (time.process_time() - own_s)) / max(time.monotonic() - began_s, 1e-9))
+        others_s = busy_s - self._busy_s - (time.process_time() - self._own_s)
+        return max(0.0, others_s / max(time.monotonic() - self._began_s, 1e-9))
 
 
 def _busy_s() -> float | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from common import write_result
-from sides import paired, read_prompts
+from sides import left_padded, paired, read_prompts
 
 from distillspec.config import TargetConfig
 from distillspec.generation import SlotGenerator
@@ -31,7 +31,7 @@ from distillspec.types import GenerationRequest, Generator, Prompt, SamplingPoli
 def main() -> None:
     options = _options()
     target = load_target(TargetConfig(path=options.target, dtype=options.dtype))
-    # A copy of its own: engines change attention and products of the model they hold.
+    # A second copy: engines change attention and products of the model they have.
     untouched = load_target(TargetConfig(path=options.target, dtype=options.dtype))
     texts = read_prompts(options.prompts, target, options.count)
     requests = [GenerationRequest(Prompt(str(i), tuple(text)), options.tokens, seed=i) for i, text in enumerate(texts)]
@@ -84,9 +84,7 @@ def hf_sampled(target: LanguageModel, texts: Sequence[Sequence[int]], batch: int
     total = 0
     for start in range(0, len(ordered), batch):
         group = ordered[start : start + batch]
-        longest = len(group[0])
-        ids = torch.tensor([[stop] * (longest - len(text)) + list(text) for text in group])
-        mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in group])
+        ids, mask = left_padded(group, stop)
         out: Any = target.model.generate(
             ids,
             attention_mask=mask,
@@ -98,7 +96,7 @@ def hf_sampled(target: LanguageModel, texts: Sequence[Sequence[int]], batch: int
             eos_token_id=list(target.stop_ids),
             pad_token_id=stop,
         )
-        ends = torch.isin(out[:, longest:], torch.tensor(target.stop_ids))
+        ends = torch.isin(out[:, ids.shape[1] :], torch.tensor(target.stop_ids))
         total += int((ends.cumsum(1) - ends.long() == 0).sum())
     return total
 

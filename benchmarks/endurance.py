@@ -6,14 +6,13 @@ import argparse
 import asyncio
 import itertools
 import random
-import statistics
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import psutil
-from hard_use_clients import EXPECTED, PATIENCE_S, Tally, read_stream, running_in, send_garbage, settled
+from hard_use_clients import EXPECTED, PATIENCE_S, Tally, growth_of, read_stream, running_in, send_garbage, settled
 
 from distillspec.recipes.served import ADMIN_KEY, Served
 
@@ -65,24 +64,19 @@ class Endurance:
             self.tally.outcomes["swap" if reply.status_code == 200 else f"swap {reply.status_code}"] += 1
             self.swaps += reply.status_code == 200
 
-    @property
-    def growth(self) -> float:
-        """Growth of memory from the second fifth of the time to the last."""
-        fifth = max(1, len(self.memory) // 5)
-        return statistics.median(self.memory[-fifth:]) / statistics.median(self.memory[fifth : 2 * fifth]) - 1
-
     def as_json(self, free: bool) -> dict[str, Any]:
         """Return the result. `fine` is true if nothing unexpected happened."""
         allowed = {"left", "200", "swap", *(f"garbage {status}" for status in EXPECTED)}
         agree = set(self.tally.outcomes) <= allowed and len(self.tally.texts) == 1
+        growth = growth_of(self.memory)
         return {
             **self.tally.as_json(),
             "free": free,
             "most_running": self.most_running,
             "draft_swaps": self.swaps,
             "memory_mb": [round(value / 2**20) for value in self.memory[:: max(1, len(self.memory) // 60)]],
-            "growth": self.growth,
-            "fine": agree and free and self.growth < GROWTH,
+            "growth": growth,
+            "fine": agree and free and growth < GROWTH,
         }
 
 

@@ -146,7 +146,8 @@ def verify(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
 
 def kernels(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
     """Microseconds that the attention of all layers takes, for trees and for chains of as many tokens."""
-    by_rows, attend = dict[str, Any](), None
+    by_rows = dict[str, Any]()
+    attend = None
     for batch in bench.in_time(ROWS):
         with bench.engine(batch) as engine:
             attend = engine.runner.cache.attend
@@ -165,7 +166,9 @@ def host(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
     `overlapped_ms` is other work of the host in a step: learning from the step before, and its outputs, which go to a
     server's listeners. The device computes meanwhile, so it is in no wall time. On CPUs nothing is done so.
     """
-    host_ms, overlapped_ms, waits = dict[str, float](), dict[str, float](), list[str]()
+    host_ms = dict[str, float]()
+    overlapped_ms = dict[str, float]()
+    waits = list[str]()
     for batch in bench.in_time(ROWS):
         with bench.engine(batch) as engine:
             rates = [_decode_rate(engine, batch, 0) for _ in bench.in_time(range(ROUNDS))]

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import re
+import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -119,7 +120,9 @@ def method_of(path: str) -> str:
 
 async def read_stream(client: httpx.AsyncClient, events: int | None, tally: Tally) -> None:
     """Send a good request. Leave after so many events, or read to the end."""
-    text, seen, finished = "", 0, False
+    text = ""
+    seen = 0
+    finished = False
     async with client.stream("POST", "/v1/completions", json={**GOOD, "stream": True}) as reply:
         async for line in reply.aiter_lines():
             if line == "data: [DONE]":
@@ -147,6 +150,12 @@ async def settled(client: httpx.AsyncClient) -> dict[str, Any]:
             return {"free": True}
         await asyncio.sleep(0.1)
     return {"free": False}
+
+
+def growth_of(memory: Sequence[int]) -> float:
+    """Return the growth of memory from the second fifth of the samples to the last."""
+    fifth = max(1, len(memory) // 5)
+    return statistics.median(memory[-fifth:]) / statistics.median(memory[fifth : 2 * fifth]) - 1
 
 
 def running_in(metrics: str) -> int:

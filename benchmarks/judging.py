@@ -46,10 +46,11 @@ def main() -> None:
     target = load_target(TargetConfig(path=options.target, dtype=options.dtype))
     draft = load_draft(options.draft, target)
     engine = make_engine(options, target, draft, 8, speculation_length=LENGTH)
-    prompts, by_policy = read_prompts(options.prompts, target, options.answers), {}
+    prompts = read_prompts(options.prompts, target, options.answers)
+    by_policy = {}
     policies = {name: SamplingParams(**POLICIES[name], max_tokens=TOKENS) for name in options.policies}  # type: ignore[arg-type]
     answers = {name: _written(engine, prompts, params) for name, params in policies.items()}
-    engine.close()  # the target is its own again
+    engine.close()  # the target is as it was before the engine
     for name, policy_answers in answers.items():
         by_policy[name] = _compared(draft, target, policy_answers)
         print(f"{name}: {by_policy[name]}", flush=True)
@@ -88,16 +89,24 @@ def _written(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingP
 
 
 def _compared(draft: LanguageModel, target: LanguageModel, answers: Sequence[LoggedAnswer]) -> dict[str, Any]:
-    by_log, log_s = _timed([lambda a=a: logged_score(draft, a, TargetStates(target), LENGTH) for a in answers])
-    by_target, target_s = _timed([lambda a=a: target_score(draft, a, TargetStates(target), LENGTH) for a in answers])
+    by_log, log_s = _timed(
+        [lambda answer=answer: logged_score(draft, answer, TargetStates(target), LENGTH) for answer in answers]
+    )
+    by_target, target_s = _timed(
+        [lambda answer=answer: target_score(draft, answer, TargetStates(target), LENGTH) for answer in answers]
+    )
     tokens = sum(len(answer) for answer in answers)
     return {
         "answers": len(answers),
         "tokens": tokens,
         "positions_known": sum(score.positions for score in by_log) / tokens,
-        "alpha": _side_by_side([(s.alpha, s.positions) for s in by_log], [(s.alpha, s.positions) for s in by_target]),
+        "alpha": _side_by_side(
+            [(score.alpha, score.positions) for score in by_log],
+            [(score.alpha, score.positions) for score in by_target],
+        ),
         "tau": _side_by_side(
-            [(s.tokens[-1], s.blocks[-1]) for s in by_log], [(s.tokens[-1], s.blocks[-1]) for s in by_target]
+            [(score.tokens[-1], score.blocks[-1]) for score in by_log],
+            [(score.tokens[-1], score.blocks[-1]) for score in by_target],
         ),
         "ms_an_answer": {"log": 1e3 * log_s, "target": 1e3 * target_s},
     }

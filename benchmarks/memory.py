@@ -87,15 +87,16 @@ def main() -> int:
         "draft_layers": options.draft_layers,
         "token_bytes": token_bytes([target]),
         "token_bytes_with_draft": token_bytes([target, draft]),
-        "loads": {name: held(target, draft if load.drafted else None, load, options) for name, load in loads.items()},
+        "loads": {name: fill(target, draft if load.drafted else None, load, options) for name, load in loads.items()},
     }
     write_result("memory", result, options.seed)
     return 0
 
 
-def held(target: LanguageModel, draft: LanguageModel | None, load: Load, options: argparse.Namespace) -> dict[str, Any]:
-    """Fill an engine with a load's requests, in order, and measure what it holds."""
-    budget, models = options.gib * 2**30, [target] if draft is None else [target, draft]
+def fill(target: LanguageModel, draft: LanguageModel | None, load: Load, options: argparse.Namespace) -> dict[str, Any]:
+    """Fill an engine with a load's requests, in order. Return the figures of its memory."""
+    budget = options.gib * 2**30
+    models = [target] if draft is None else [target, draft]
     settings = EngineSettings(
         max_slots=MOST_ROWS,
         max_model_len=options.max_len,
@@ -137,7 +138,7 @@ def _words(chance: random.Random, count: int, target: LanguageModel) -> tuple[in
 
 
 def filled(engine: Engine, shared: int) -> dict[str, Any]:
-    """Step until nothing more is admitted, and target and draft have read all that is. Return what is held then."""
+    """Step until no more requests are admitted and all texts are read. Return the figures of the memory then."""
     before = -1
     while True:
         engine.step()
@@ -189,7 +190,9 @@ def fitting(sizes: Iterator[int], room: float) -> int:
 
 def resident(caches: Sequence[SlotCache]) -> int:
     """Return the bytes of caches' tensors that are in memory, by /proc/self/smaps. Tensors may share a mapping."""
-    starts, total, inside = [tensor.data_ptr() for cache in caches for tensor in cache.tensors()], 0, False
+    starts = [tensor.data_ptr() for cache in caches for tensor in cache.tensors()]
+    total = 0
+    inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         bounds = line.split(" ")[0].split("-")
         if len(bounds) == 2:

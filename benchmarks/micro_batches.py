@@ -33,17 +33,17 @@ def main() -> None:
         draft = load_draft(options.draft, target)
         engine = make_engine(options, target, draft, max(options.batches), micro_batches=int(count), **chains)
         sides[f"{count} micro-batches"] = Side(engine)
-    found: dict[str, Any] = {}
+    by_batch: dict[str, Any] = {}
     for batch in options.batches:
         rates = bench.rates_of(sides, batch)
         split = [name for name in rates if name not in (NO_DRAFT, WHOLE)]
-        found[str(batch)] = {
+        by_batch[str(batch)] = {
             **shown(rates),
             "over_whole_steps": {name: interval(ratios(rates, name, WHOLE)) for name in split},
             "over_no_draft": {name: interval(ratios(rates, name, NO_DRAFT)) for name in (WHOLE, *split)},
         }
-        print(batch, found[str(batch)]["over_whole_steps"], flush=True)
-    write_result("micro_batches", {**bench.setting, "length": options.length, "batch": found})
+        print(batch, by_batch[str(batch)]["over_whole_steps"], flush=True)
+    write_result("micro_batches", {**bench.setting, "length": options.length, "batch": by_batch})
 
 
 if __name__ == "__main__":

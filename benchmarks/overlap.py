@@ -22,7 +22,9 @@ def overlapped_seconds(engine: Engine, batch: int) -> float:
     params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
     for row in range(batch):
         engine.submit(Request(f"row-{row}", tuple(range(5, 69)), params))
-    seconds, done, ended = list[float](), list[str](), threading.Event()
+    seconds = list[float]()
+    done = list[str]()
+    ended = threading.Event()
 
     def take(report: StepReport) -> None:
         result, output = report.output.result, report.output

@@ -43,14 +43,14 @@ def _plot_scaling(by_batch: dict[int, float], by_length: dict[int, dict[str, flo
     batches, lengths = figure.subplots(1, 2)
     batches.plot(list(by_batch), list(by_batch.values()), marker="o")
     batches.set(xscale="log", xlabel="requests at once", ylabel="tokens/s", title="no speculation, short prompts")
-    lengths.plot(list(by_length), [found["first_ms"] for found in by_length.values()], marker="o", label="first token")
+    lengths.plot(list(by_length), [times["first_ms"] for times in by_length.values()], marker="o", label="first token")
     lengths.plot(
-        list(by_length), [found["later_ms"] for found in by_length.values()], marker="s", label="each later one"
+        list(by_length), [times["later_ms"] for times in by_length.values()], marker="s", label="each later one"
     )
     lengths.set(xscale="log", yscale="log", xlabel="tokens of the prompt", ylabel="ms", title="one request")
     lengths.legend()
-    for axes, places in ((batches, list(by_batch)), (lengths, list(by_length))):
-        axes.set_xticks(places, [str(place) for place in places])
+    for axes, ticks in ((batches, list(by_batch)), (lengths, list(by_length))):
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     write_png(path, figure)

@@ -22,7 +22,6 @@ import json
 import os
 import random
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -35,7 +34,7 @@ from typing import Any
 import httpx
 import psutil
 from common import write_result
-from hard_use_clients import EXPECTED, GOOD, PATIENCE_S, admin, mutated, settled
+from hard_use_clients import EXPECTED, GOOD, PATIENCE_S, admin, growth_of, mutated, settled
 from online_trouble import DecoupledTrainer, Disk, make_versions, small_disk
 
 from distillspec.recipes.served import Served, served
@@ -137,9 +136,9 @@ class Trouble:
     async def _trainer(self, learning: bool) -> dict[str, Any]:
         """Return the trainer's state. With `learning`, wait until it learns or keeps ending."""
         while True:
-            own_pid = None if self.trainer is None else self.trainer.pid  # it runs from here on
+            own_pid = None if self.trainer is None else self.trainer.pid  # `pid` starts a trainer if none runs
             trainer: dict[str, Any] = (await admin(self.client, "GET", "online"))["trainer"]
-            if own_pid not in (None, trainer["pid"]):  # what is told is of the one before
+            if own_pid not in (None, trainer["pid"]):  # the server tells of the trainer before this one
                 trainer |= {"pid": own_pid, "stage": "starting"}
             if not learning or trainer["stage"] in ("learning", "failing") or self.over:
                 return trainer
@@ -166,12 +165,6 @@ class Trouble:
         """Outcomes with an unexpected status."""
         known = {f"{kind} {code}" for kind in ("garbage", "answered") for code in EXPECTED}
         return [name for name in self.outcomes if name.startswith(("garbage", "answered")) and name not in known]
-
-    @property
-    def growth(self) -> float:
-        """Growth of memory from the second fifth of the time to the last."""
-        fifth = max(1, len(self.memory) // 5)
-        return statistics.median(self.memory[-fifth:]) / statistics.median(self.memory[fifth : 2 * fifth]) - 1
 
     async def _send_garbage(self, dice: random.Random) -> None:
         path, raw = mutated(dice)
@@ -230,7 +223,7 @@ async def cause_trouble(
         "outcomes": dict(sorted(run.outcomes.items())),
         "answers_that_differ": differ,
         **state,
-        "growth": run.growth,
+        "growth": growth_of(run.memory),
         "log": log,
         "written_afterwards": written,
         "trainers": {"of_their_own": trainer is not None, "ended_by_themselves": ended},

@@ -52,11 +52,17 @@ def generate(engine: Engine, texts: Sequence[Sequence[int]], params: SamplingPar
     return sum(len(output.token_ids) for output in answers(engine, texts, params, tenant))
 
 
+def left_padded(texts: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and attention mask `[texts, longest]` of texts that are padded on the left, for transformers."""
+    longest = max(len(text) for text in texts)
+    ids = torch.tensor([[pad] * (longest - len(text)) + list(text) for text in texts])
+    mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts])
+    return ids, mask
+
+
 def hf_generate(target: LanguageModel, texts: Sequence[Sequence[int]]) -> int:
     """Run transformers' greedy generation of a left-padded batch and return the number of tokens written."""
-    longest = max(len(text) for text in texts)
-    ids = torch.tensor([[target.stop_ids[0]] * (longest - len(text)) + list(text) for text in texts])
-    mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts])
+    ids, mask = left_padded(texts, target.stop_ids[0])
     out = target.model.generate(
         ids,
         attention_mask=mask,
@@ -65,7 +71,7 @@ def hf_generate(target: LanguageModel, texts: Sequence[Sequence[int]]) -> int:
         min_new_tokens=NEW_TOKENS,
         pad_token_id=target.stop_ids[0],
     )
-    return len(texts) * (out.shape[1] - longest)
+    return len(texts) * (out.shape[1] - ids.shape[1])
 
 
 def paired(sides: dict[str, Callable[[], int]], rounds: int, against: str | None = None) -> dict[str, Any]:

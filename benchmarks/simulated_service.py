@@ -76,9 +76,14 @@ class SimulatedService:
         # A tenth of the usual resamples: they take most of the time.
         self._settings = OnlineSettings(OnlineConfig(folder=str(folder)), gate=GateConfig(bootstrap_samples=100))
         self._dice = numpy.random.default_rng(seed)
-        self._gain, self._spread, self._tenants = gain, wander, tenants
-        self._wander, self._now_s = numpy.zeros(2), 0.0  # text and load, in standard deviations
-        self._log, self._rates, self._read = MemoryLog(), dict[int, list[float]](), set[int]()
+        self._gain = gain
+        self._spread = wander
+        self._tenants = tenants
+        self._wander = numpy.zeros(2)  # text and load, in standard deviations
+        self._now_s = 0.0
+        self._log = MemoryLog()
+        self._rates = dict[int, list[float]]()  # of both versions, by number of the request
+        self._read = set[int]()  # numbers of the scored answers
         self.events: Counter[str] = Counter()
         self.registry = VersionRegistry(self._settings.layout.versions, clock=lambda: self._now_s)
         self._table = ScoreTable(self._settings.layout.scores)

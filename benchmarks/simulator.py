@@ -52,28 +52,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    found = {
-        policy: {f"{rate:g}": measure(policy, rate, n, options.rounds) for rate, n in LOADS} for policy in POLICIES
+    by_policy = {
+        policy: {f"{rate:g}": measure(policy, rate, count, options.rounds) for rate, count in LOADS}
+        for policy in POLICIES
     }
-    slowest = {policy: min(at["requests_per_s"] for at in loads.values()) for policy, loads in found.items()}
-    write_result("simulator", {"policies": found, "slowest_load": slowest, "goals": GOALS})
+    slowest = {
+        policy: min(figures["requests_per_s"] for figures in loads.values()) for policy, loads in by_policy.items()
+    }
+    write_result("simulator", {"policies": by_policy, "slowest_load": slowest, "goals": GOALS})
 
 
 def measure(name: str, rate: float, count: int, rounds: int) -> dict[str, Any]:
     """Medians over `rounds` of the same simulation."""
     hardware = load_hardware("a100-7b")
     requests = make_workload(WorkloadConfig(requests=count), rate)
-    taken, inside, batch, steps = [], [], 0.0, 0
+    whole_s = []
+    controller_seconds = []
+    batch = 0.0
+    steps = 0
     for _ in range(rounds):
         simulation = Simulation(requests, make_policy(name, hardware.latency, requests), hardware)
         began = time.thread_time()
         result = simulation.run()
-        taken.append(time.thread_time() - began)
+        whole_s.append(time.thread_time() - began)
         controller = Timed(make_policy(name, hardware.latency, requests).controller)
         Simulation(requests, Policy(name, controller), hardware).run()
-        inside.append(controller.spent_s)
+        controller_seconds.append(controller.spent_s)
         batch, steps = figures_of(name, rate, result).mean_batch, len(result.steps)
-    total_s, controller_s = statistics.median(taken), statistics.median(inside)
+    total_s, controller_s = statistics.median(whole_s), statistics.median(controller_seconds)
     return {
         "requests_per_s": round(count / total_s, 1),
         "requests_per_s_without_controller": round(count / (total_s - controller_s), 1),

@@ -74,9 +74,10 @@ def _compare(sides: dict[str, subprocess.Popen[str]], rows: int, tokens: int, ro
     for _ in range(1 + rounds):
         for name, side in sides.items():
             times[name].append(_ask(side, rows, tokens))
-    kept = {name: own[1:] for name, own in times.items()}
-    ratio = statistics.median(tiles / pairs for tiles, pairs in zip(kept["tiles"], kept["pairs"], strict=True))
-    return {**{f"{name}_ms": statistics.median(own) for name, own in kept.items()}, "tiles_over_pairs": ratio}
+    measured = {name: times_ms[1:] for name, times_ms in times.items()}
+    ratio = statistics.median(tiles / pairs for tiles, pairs in zip(measured["tiles"], measured["pairs"], strict=True))
+    medians = {f"{name}_ms": statistics.median(times_ms) for name, times_ms in measured.items()}
+    return {**medians, "tiles_over_pairs": ratio}
 
 
 def _ask(side: subprocess.Popen[str], rows: int, tokens: int) -> float:

@@ -79,11 +79,13 @@ class Judges:
             "by level, torch": TokenSampler(size, device, verification="exact_by_token", kernel=False),
         }
         self.spent: dict[str, list[float]] = {name: [] for name in self.samplers}
-        self._engine, self._turns, self._plain = engine, count(), engine.sampler.verify
+        self._engine = engine
+        self._turns = count()
+        self._plain = engine.sampler.verify
         engine.sampler.verify = self.verify  # type: ignore[method-assign]
 
     def verify(self, logits: Tensor, windows: Sequence[VerificationWindow]) -> list[Judgement]:
-        """Judge by all, and return what the engine's own sampler says. Who is first reads the logits from memory."""
+        """Judge by all, and return the verdict of the engine's sampler. The first one reads the logits from memory."""
         if any(len(window.tree) for window in windows):
             for name, sampler in in_turn(list(self.samplers.items()), next(self._turns)):
                 started = time.perf_counter()
@@ -126,7 +128,8 @@ def _measure(bench: Bench, shape: TreeShape) -> dict[str, Any]:
     policy = SamplingPolicy(temperature=options.temperature)
     params = SamplingParams(temperature=options.temperature, max_tokens=TOKENS, ignore_eos=True)
     engine.use_controller(FixedTree(shape))
-    gains, whole, levels, judges = [], [], [], Judges(engine)
+    gains, whole, levels = [], [], []
+    judges = Judges(engine)
     for prompt in bench.prompts[: options.prompts_each]:
         engine.observer = watch = Watch(policy, shape.depth)
         engine.generate([prompt], params)
