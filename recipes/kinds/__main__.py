@@ -59,17 +59,16 @@ def _study() -> Study:
         check_prompts(parser, file, "--elsewhere")
     named = names_of(parser, "--kinds", options.kinds, KINDS)
     kinds = tuple(dict.fromkeys([FIRST, *named]))  # the first one writes the text
-    words = tuple(options.words)
     return Study(
-        Path(options.output),
-        options.prompts,
-        options.minutes,
-        options.text_minutes,
-        options.target,
-        kinds,
-        words,
-        options.elsewhere,
-        options.temperatures,
+        root=Path(options.output),
+        prompts=options.prompts,
+        minutes=options.minutes,
+        text_minutes=options.text_minutes,
+        target=options.target,
+        kinds=kinds,
+        words=tuple(options.words),
+        elsewhere=options.elsewhere,
+        temperatures=options.temperatures,
     )
 
 

@@ -78,18 +78,18 @@ def _live(parser: argparse.ArgumentParser, options: argparse.Namespace, file: Pa
     try:
         drafts = [str(folder) for folder in find_drafts(options.drafts.split(","))]
         live = Live(
-            options.target,
-            options.prompts,
-            drafts,
-            options.batches,
-            options.rounds,
-            options.each,
-            options.alone,
-            options.tokens,
-            options.temperature,
-            options.selections,
-            options.parts,
-            options.recorded,
+            target=options.target,
+            files=options.prompts,
+            drafts=drafts,
+            batches=options.batches,
+            rounds=options.rounds,
+            each=options.each,
+            alone=options.alone,
+            tokens=options.tokens,
+            temperature=options.temperature,
+            selections=options.selections,
+            parts=options.parts,
+            recorded=options.recorded,
         )
         return live.run(file), drafts
     except (ConfigError, RunError) as error:

@@ -44,9 +44,17 @@ def _study() -> Study:
     check_prompts(parser, options.prompts)
     if options.medusa:
         _check_heads(parser, options.medusa)
-    cells = _cells(parser, options)
-    given = (options.prompts, options.draft, options.target, options.count)
-    return Study(Path(options.output), *given, cells, tuple(options.words), tuple(options.further), options.medusa)
+    return Study(
+        root=Path(options.output),
+        prompts=options.prompts,
+        draft=options.draft,
+        target=options.target,
+        count=options.count,
+        cells=_cells(parser, options),
+        words=tuple(options.words),
+        further=tuple(options.further),
+        medusa=options.medusa,
+    )
 
 
 def _cells(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[str, ...]:

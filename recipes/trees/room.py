@@ -176,8 +176,17 @@ def _room() -> tuple[Room, Path]:
     check_prompts(parser, options.prompts)
     if options.words:
         parser.error(f"{options.words[0]}: the room is measured in one process, without further settings")
-    given = (options.batches, options.temperatures, options.rounds, options.tokens, options.dtype)
-    return Room(options.prompts, options.draft, options.target, *given), Path(options.output)
+    room = Room(
+        prompts=options.prompts,
+        draft=options.draft,
+        target=options.target,
+        batches=options.batches,
+        temperatures=options.temperatures,
+        rounds=options.rounds,
+        tokens=options.tokens,
+        dtype=options.dtype,
+    )
+    return room, Path(options.output)
 
 
 if __name__ == "__main__":
