@@ -68,8 +68,8 @@ def save_tiny_draft(folder: Path) -> None:
 def tiny_words(folder: Path, count: int) -> str:
     """Write a draft and so many prompts, and return the words that name them and the tiny target."""
     save_tiny_draft(folder / "draft")
-    asked = [{"prompt": f"What is {i} plus {i + 1}?"} for i in range(count)]
-    (folder / "sums.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    rows = [{"prompt": f"What is {i} plus {i + 1}?"} for i in range(count)]
+    (folder / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return f"--target tiny --draft {folder / 'draft'} --prompts {folder / 'sums.jsonl'}"
 
 
@@ -77,8 +77,8 @@ def tiny_words(folder: Path, count: int) -> str:
 def load_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """What benchmarks under load need on the tiny target; their results go to `tmp_path`."""
     save_tiny_draft(tmp_path / "draft")
-    asked = [{"prompt": f"Why is {thing} what it is?", "domain": "chat"} for thing in ("water", "fire", "earth", "air")]
-    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    rows = [{"prompt": f"Why is {thing} what it is?", "domain": "chat"} for thing in ("water", "fire", "earth", "air")]
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     words = f"--target tiny --draft {tmp_path / 'draft'} --prompts {tmp_path / 'chat.jsonl'} --output {tmp_path}"
     return f"{words} --slots 2 --max-tokens 8 --longest-prompt 120 --seconds 0.5"
@@ -94,28 +94,28 @@ def test_the_fidelity_benchmark_simulates_the_load_that_it_ran(
 ) -> None:
     small = "--speculation-length 2 --loads 0.3 --profile-rounds 3 --policies none fixed-2 goodput --own-time"
     run("fidelity.py", f"{load_words} {small}", monkeypatch)
-    found = json.loads((tmp_path / "fidelity.json").read_text())
-    plain, drafted, _ = found["runs"]
+    result = json.loads((tmp_path / "fidelity.json").read_text())
+    plain, drafted, _ = result["runs"]
     assert plain["requests"] == drafted["requests"] > 0
-    for one in found["runs"]:
-        assert 0.1 < one["ratio"] < 10
-        assert one["live"].keys() >= {"tokens", "with prompts"}
+    for cell in result["runs"]:
+        assert 0.1 < cell["ratio"] < 10
+        assert cell["live"].keys() >= {"tokens", "with prompts"}
     # The same acceptance and fixed lengths: the same tokens drafted, whatever the steps took.
     assert drafted["live"]["tokens"] == drafted["simulated"]["tokens"]
     assert "speculating" in drafted["simulated"]
     kinds = [
-        (one["live"][kind], one["simulated"][kind])
-        for one in found["runs"]
+        (cell["live"][kind], cell["simulated"][kind])
+        for cell in result["runs"]
         for kind in ("plain", "speculating", "with prompts")
-        if kind in one["live"] and kind in one["simulated"]
+        if kind in cell["live"] and kind in cell["simulated"]
     ]
-    took = [[sum(own[f"{part}_ms"] for part in ("draft", "target", "rest")) for own in both] for both in kinds]
-    errors, goal = found["step_time_error"], found["goals"]["step_time_error"]
+    took = [[sum(parts[f"{part}_ms"] for part in ("draft", "target", "rest")) for parts in both] for both in kinds]
+    errors, goal = result["step_time_error"], result["goals"]["step_time_error"]
     simulated = statistics.median(abs(simulated_ms / live_ms - 1) for live_ms, simulated_ms in took)
     assert errors["simulated"] == {f"{plain['rate']:.3f}": pytest.approx(simulated), "all": pytest.approx(simulated)}
     assert errors["live"].keys() == errors["simulated"].keys()
-    for side, own in errors.items():
-        assert found["met"][f"step_time_error, {side}"] == (max(own.values()) <= goal)
+    for side, by_load in errors.items():
+        assert result["met"][f"step_time_error, {side}"] == (max(by_load.values()) <= goal)
     for picture in ("fidelity.png", "fidelity_profile.png"):
         assert (tmp_path / picture).read_bytes()[:4] == b"\x89PNG"
 
@@ -124,9 +124,9 @@ def test_the_goodput_benchmark_judges_every_load(
     load_words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("goodput.py", f"{load_words} --fixed 1 2 --loads 0.3 --rounds 1 --sections sweep", monkeypatch)
-    found = json.loads((tmp_path / "goodput_sweep.json").read_text())
-    assert found["loads"]["0.3"]["goodput_against"].keys() == {"none", "fixed-1", "fixed-2"}
-    assert found["against_best_fixed"] == min(found["over_all_loads"].values()) > 0
+    result = json.loads((tmp_path / "goodput_sweep.json").read_text())
+    assert result["loads"]["0.3"]["goodput_against"].keys() == {"none", "fixed-1", "fixed-2"}
+    assert result["against_best_fixed"] == min(result["over_all_loads"].values()) > 0
     assert (tmp_path / "goodput_sweep.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -137,19 +137,19 @@ def test_a_weak_draft_is_compared_in_fresh_engines_from_their_first_answers_on(
     monkeypatch.setattr(weak_draft, "TOKENS", 12)
     monkeypatch.setattr(weak_draft, "NEAR", 1.0)  # the first strength of noise is taken
     run("goodput.py", f"{load_words} --engines 2 --sections weak", monkeypatch)
-    found = json.loads((tmp_path / "goodput_weak.json").read_text())
-    assert found["draft"]["noise"] == 0.5
+    result = json.loads((tmp_path / "goodput_weak.json").read_text())
+    assert result["draft"]["noise"] == 0.5
     sides = {"none", "fixed-1", "goodput", "default", "default, nothing drafted"}
-    assert [{name: len(own) for name, own in rates.items()} for rates in found["rates"]] == [
+    assert [{name: len(answers) for name, answers in rates.items()} for rates in result["rates"]] == [
         dict.fromkeys(sides, 4)
     ] * 2
     for name, plain in (("fixed-1", "none"), ("goodput", "none"), ("default", "default, nothing drafted")):
-        firsts = [rates[name][0] / rates[plain][0] for rates in found["rates"]]
-        assert found["over_none"][name]["first"]["mean"] == pytest.approx(sum(firsts) / 2)
-    for name, met in found["met"].items():
-        for which, own in met.items():
-            over = found["over_none"][name][which]
-            assert own == (over["mean"] >= found["goals"]["mean"] and over["low"] >= found["goals"]["low"])
+        firsts = [rates[name][0] / rates[plain][0] for rates in result["rates"]]
+        assert result["over_none"][name]["first"]["mean"] == pytest.approx(sum(firsts) / 2)
+    for name, met in result["met"].items():
+        for which, is_met in met.items():
+            over = result["over_none"][name][which]
+            assert is_met == (over["mean"] >= result["goals"]["mean"] and over["low"] >= result["goals"]["low"])
 
 
 def test_noise_is_added_until_a_draft_accepts_as_little_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,11 +176,11 @@ def test_the_acceptance_benchmark_reads_its_run(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(SystemExit) as end:
         run("acceptance.py", words, monkeypatch)
     assert end.value.code == 0
-    found = written["acceptance_0.05min"]
-    assert found["draft"] == {"layers": 2, "vocabulary": 128, "overrides": [*small.split(), *short.split()]}
-    assert found["generated"]["samples"] == 16
-    assert 16 <= found["generated"]["response_tokens"] <= 16 * 16
-    assert 0 < found["alpha"]["mean"] < 1
+    result = written["acceptance_0.05min"]
+    assert result["draft"] == {"layers": 2, "vocabulary": 128, "overrides": [*small.split(), *short.split()]}
+    assert result["generated"]["samples"] == 16
+    assert 16 <= result["generated"]["response_tokens"] <= 16 * 16
+    assert 0 < result["alpha"]["mean"] < 1
 
 
 def test_rows_decode_in_every_step_beside_prompts_that_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,10 +193,10 @@ def test_rows_decode_in_every_step_beside_prompts_that_arrive(tmp_path: Path, mo
     monkeypatch.setattr(contexts, "time", SimpleNamespace(perf_counter=count(0, 0.01).__next__))
     target = load_target(TargetConfig(path="tiny"))
     options = argparse.Namespace(prompts=str(tmp_path / "sums.jsonl"), compile=False)
-    found = contexts.arrivals(options, target)
+    result = contexts.arrivals(options, target)
     for pace in ("whole", "paced"):
-        assert found[pace]["arrived"] > 0
-        assert min(found[pace]["steps"].values()) > 1
+        assert result[pace]["arrived"] > 0
+        assert min(result[pace]["steps"].values()) > 1
     monkeypatch.setattr(contexts, "ANSWER", 3)
     with pytest.raises(RunError, match="of 8 rows decoded"):
         contexts.arrivals(options, target)
@@ -205,24 +205,24 @@ def test_rows_decode_in_every_step_beside_prompts_that_arrive(tmp_path: Path, mo
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Results by name, in place of files."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.setattr("common.write_result", found.__setitem__)
-    return found
+    monkeypatch.setattr("common.write_result", result.__setitem__)
+    return result
 
 
 def test_the_controllers_benchmark_times_chains_trees_and_named_nodes(
     written: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("controller.py", "--steps 64 --rows 1 3", monkeypatch)
-    found = written["controller"]
-    assert found["costs"].keys() == {"invented", "measured"}
-    for sides in found["costs"].values():
+    result = written["controller"]
+    assert result["costs"].keys() == {"invented", "measured"}
+    for sides in result["costs"].values():
         assert sides.keys() >= {"goodput-chains", "goodput", "goodput beside n-grams"}
-        for one in (one for by_rows in sides.values() for one in by_rows.values()):
-            assert 0 < one["total_us"] == pytest.approx(one["share"] * one["step_us"], rel=0.02)
-    assert found["met"]["us"].keys() == {"1"}, "64 rows were not timed"
-    assert found["met"]["share"]["measured"].keys() >= {"goodput", "goodput beside n-grams"}
+        for timing in (timing for by_rows in sides.values() for timing in by_rows.values()):
+            assert 0 < timing["total_us"] == pytest.approx(timing["share"] * timing["step_us"], rel=0.02)
+    assert result["met"]["us"].keys() == {"1"}, "64 rows were not timed"
+    assert result["met"]["share"]["measured"].keys() >= {"goodput", "goodput beside n-grams"}
 
 
 def test_a_tenants_n_grams_know_its_own_answers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,19 +262,19 @@ def test_parts_of_steps_are_timed_at_a_fixed_length_and_by_goodput(
 ) -> None:
     words = f"--target tiny --draft {tmp_path / 'draft'} --prompts {tmp_path / 'chat.jsonl'} --rounds 1 --batches 1 2"
     run("engine.py", f"{words} --sections steps", monkeypatch)
-    found = written["engine_steps"]
-    assert found["batch"].keys() == {"1", "2"}
-    for sides in found["batch"].values():
+    result = written["engine_steps"]
+    assert result["batch"].keys() == {"1", "2"}
+    for sides in result["batch"].values():
         assert sides.keys() == {"fixed", "goodput"}
-        for own in sides["fixed"].values():
-            assert own["drafted_tokens"] == found["speculation_length"]
-        for own in (own for kinds in sides.values() for own in kinds.values()):
-            ms = own["median_ms"]
+        for timed in sides["fixed"].values():
+            assert timed["drafted_tokens"] == result["speculation_length"]
+        for timed in (timed for kinds in sides.values() for timed in kinds.values()):
+            ms = timed["median_ms"]
             assert 0 < ms["lengths"] < ms["own work"] < ms["step"]
-    assert found["met"].keys() == {"1"}, "there are no goals for two rows"
-    for side, met in found["met"]["1"].items():
-        spent = {kind: own["median_ms"]["own work"] for kind, own in found["batch"]["1"][side].items()}
-        assert met == {kind: ms <= found["goals_ms"]["1"][kind] for kind, ms in spent.items()}
+    assert result["met"].keys() == {"1"}, "there are no goals for two rows"
+    for side, met in result["met"]["1"].items():
+        spent = {kind: timed["median_ms"]["own work"] for kind, timed in result["batch"]["1"][side].items()}
+        assert met == {kind: ms <= result["goals_ms"]["1"][kind] for kind, ms in spent.items()}
 
 
 @pytest.mark.parametrize("trees", ["", " --trees"])
@@ -283,24 +283,24 @@ def test_the_selections_benchmark_tells_their_share_of_a_step(
 ) -> None:
     with pytest.raises(SystemExit) as end:
         run("selection.py", f"--steps 64 --rows 1 3{trees}", monkeypatch)
-    found = written["selection"]
+    result = written["selection"]
     tables = {"invented": importlib.import_module("selection").INVENTED}
     tables["measured"] = importlib.import_module("decisions").measured_costs(None)[1]
-    assert found["trees"] is bool(trees)
-    assert end.value.code == (0 if all(all(own.values()) for own in found["met"].values()) else 1)
-    assert found["costs"].keys() == {"invented", "measured"}
-    assert found["goals"].keys() == found["met"].keys() == {"goodput", "lbss"}
-    for costs, by_rows in found["costs"].items():
+    assert result["trees"] is bool(trees)
+    assert end.value.code == (0 if all(all(met.values()) for met in result["met"].values()) else 1)
+    assert result["costs"].keys() == {"invented", "measured"}
+    assert result["goals"].keys() == result["met"].keys() == {"goodput", "lbss"}
+    for costs, by_rows in result["costs"].items():
         assert by_rows.keys() == {"1", "3"}
         for rows, sides in by_rows.items():
             target_us = 1e6 * tables[costs].target_s([1] * int(rows), [0] * int(rows))
             for name in ("goodput", "lbss", "epsilon_greedy", "random"):
-                own = sides[name]
-                assert own["added_us"] == pytest.approx(own["us"] - sides["none"]["us"])
-                assert own["share_of_step"] == pytest.approx(own["added_us"] / own["step_us"])
-                assert own["step_us"] > target_us, "the target's pass alone takes as long"
-        for name, goal in found["goals"].items():
-            assert found["met"][name][costs] == (by_rows["3"][name]["share_of_step"] <= goal)
+                timing = sides[name]
+                assert timing["added_us"] == pytest.approx(timing["us"] - sides["none"]["us"])
+                assert timing["share_of_step"] == pytest.approx(timing["added_us"] / timing["step_us"])
+                assert timing["step_us"] > target_us, "the target's pass alone takes as long"
+        for name, goal in result["goals"].items():
+            assert result["met"][name][costs] == (by_rows["3"][name]["share_of_step"] <= goal)
 
 
 def test_the_trees_benchmark_compares_named_shapes_on_several_files(
@@ -308,28 +308,28 @@ def test_the_trees_benchmark_compares_named_shapes_on_several_files(
 ) -> None:
     save_tiny_draft(tmp_path / "draft")
     for name in ("maths", "chat"):
-        asked = [{"prompt": f"{name}: what is {i} plus {i + 1}?"} for i in range(16)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, asked)))
+        rows = [{"prompt": f"{name}: what is {i} plus {i + 1}?"} for i in range(16)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.setattr("turns.TOKENS", 160)
     monkeypatch.setattr("turns.ALIKE", 1)
     files = ",".join(str(tmp_path / f"{name}.jsonl") for name in ("maths", "chat"))
     sides = "--chains none fixed-1 --shapes topk-2-1 dynamic-3 fork-2x2"
     words = f"--prompts {files} --target tiny --draft {tmp_path / 'draft'} --rounds 4 --batches 1 2 {sides}"
     run("trees.py", words, monkeypatch)
-    found = written["trees"]
-    assert found["files"].keys() == {"maths", "chat"}
-    for batches in found["files"].values():
-        one, two = batches["1"], batches["2"]
-        assert one["met"].keys() == {"tuned_chain", "no_draft", "best_shape"}
-        assert two["met"].keys() == {"best_shape"}
-        for own in (one, two):
-            assert {len(rates) for rates in (own["rounds"] | own["choosing"]["rounds"]).values()} == {2}
-            assert own["choosing"]["tokens_per_s"].keys() >= {"no draft", "topk-2-1", "dynamic-3", "fork-2x2"}
-            compared = {"no draft", "goodput", "goodput-chains", own["tuned_chain"], own["best_tree"]}
-            assert own["tokens_per_s"].keys() == compared
-            assert own["best_shape"] in (own["tuned_chain"], own["best_tree"])
-            goal, over = found["goals"]["best_shape"]["1"], own["trees_over_best_shape"]
-            assert own["met"]["best_shape"] == (over["mean"] >= goal["mean"] and over["low"] >= goal["low"])
+    result = written["trees"]
+    assert result["files"].keys() == {"maths", "chat"}
+    for batches in result["files"].values():
+        batch_1, batch_2 = batches["1"], batches["2"]
+        assert batch_1["met"].keys() == {"tuned_chain", "no_draft", "best_shape"}
+        assert batch_2["met"].keys() == {"best_shape"}
+        for figures in (batch_1, batch_2):
+            assert {len(rates) for rates in (figures["rounds"] | figures["choosing"]["rounds"]).values()} == {2}
+            assert figures["choosing"]["tokens_per_s"].keys() >= {"no draft", "topk-2-1", "dynamic-3", "fork-2x2"}
+            compared = {"no draft", "goodput", "goodput-chains", figures["tuned_chain"], figures["best_tree"]}
+            assert figures["tokens_per_s"].keys() == compared
+            assert figures["best_shape"] in (figures["tuned_chain"], figures["best_tree"])
+            goal, over = result["goals"]["best_shape"]["1"], figures["trees_over_best_shape"]
+            assert figures["met"]["best_shape"] == (over["mean"] >= goal["mean"] and over["low"] >= goal["low"])
 
 
 def test_the_proposers_benchmark_counts_the_drafts_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,11 +344,11 @@ def test_the_proposers_benchmark_counts_the_drafts_passes(monkeypatch: pytest.Mo
     assert (alone.answers, alone.tokens) == (2, 26)
     assert 0 < alone.drafted <= alone.passes, "each drafted token takes a pass"
     staged = alone._replace(passes=alone.passes // 2, drafted=alone.drafted)
-    found = proposers.passes_of({"draft": [alone, alone], "staged-ngram": [staged]})
-    assert found["draft"]["saved"] == 0
-    assert found["staged-ngram"]["saved"] == pytest.approx(0.5, abs=0.05)
-    assert found["staged-ngram"]["written_a_pass"] == 26 / staged.passes
-    assert found["draft"]["passes_an_answer"] == alone.passes / 2
+    result = proposers.passes_of({"draft": [alone, alone], "staged-ngram": [staged]})
+    assert result["draft"]["saved"] == 0
+    assert result["staged-ngram"]["saved"] == pytest.approx(0.5, abs=0.05)
+    assert result["staged-ngram"]["written_a_pass"] == 26 / staged.passes
+    assert result["draft"]["passes_an_answer"] == alone.passes / 2
 
 
 def test_the_proposers_benchmark_names_the_passes_of_sides_with_a_draft(
@@ -356,21 +356,21 @@ def test_the_proposers_benchmark_names_the_passes_of_sides_with_a_draft(
 ) -> None:
     monkeypatch.setattr("sides.NEW_TOKENS", 4)
     run("proposers.py", f"{tiny_words(tmp_path, 16)} --rounds 4 --sides staged-ngram ngram", monkeypatch)
-    found = written["proposers"]["batches"]["1"]
-    assert found["draft_passes"].keys() == {"draft", "staged-ngram"}
-    assert found["over_draft"].keys() == {"no draft", "staged-ngram", "ngram"}
+    result = written["proposers"]["batches"]["1"]
+    assert result["draft_passes"].keys() == {"draft", "staged-ngram"}
+    assert result["over_draft"].keys() == {"no draft", "staged-ngram", "ngram"}
 
 
 def test_the_benchmark_of_moves_times_what_is_accepted_and_every_row(
     written: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("moving.py", f"{tiny_words(tmp_path, 2)} --batches 1 2 --steps 4", monkeypatch)
-    found = written["moving"]
-    assert found["rows"].keys() == found["met"].keys() == {"1", "2"}
-    for rows, own in found["rows"].items():
-        assert own["every_row"]["ms"] > 0
-        assert own["every_row"]["share"] > 0
-        assert 0 <= own["as_accepted"]["rows_a_step"] <= int(rows)
+    result = written["moving"]
+    assert result["rows"].keys() == result["met"].keys() == {"1", "2"}
+    for rows, figures in result["rows"].items():
+        assert figures["every_row"]["ms"] > 0
+        assert figures["every_row"]["share"] > 0
+        assert 0 <= figures["as_accepted"]["rows_a_step"] <= int(rows)
 
 
 def test_the_traversal_benchmark_times_each_verifier_and_pairs_engines(
@@ -415,22 +415,22 @@ def test_the_benchmark_of_changes_in_a_pool_counts_requests_and_switches(
     small = "--times 1 --before 2 --give-up 3 --probe 1 --tokens 90 --batch 2 --context 40 --rounds 2 --longest 256"
     with pytest.raises(SystemExit) as end:
         run("pool_changes.py", f"{files} {small}", monkeypatch)
-    found = written["pool_changes"]
-    assert end.value.code == (0 if all(found["met"].values()) else 1)
-    assert set(found["goals"]) == set(found["met"])
-    (once,) = found["times"]
+    result = written["pool_changes"]
+    assert end.value.code == (0 if all(result["met"].values()) else 1)
+    assert set(result["goals"]) == set(result["met"])
+    (once,) = result["times"]
     for name in ("swap", "collapse"):
         assert once[name]["requests"] is None or 0 <= once[name]["requests"] <= 3
         assert once[name]["counts"], "two requests before it are too few to look as if it had been followed"
         assert sum(once[name]["before"].values()) == 2
-        assert found[f"{name}_requests"] == [once[name]["requests"]]
+        assert result[f"{name}_requests"] == [once[name]["requests"]]
     for side in ("fast", "at once"):
-        assert found["switches"][side]["steps"] > 0
-        assert found["switches"][side]["p99"] >= found["switches"][side]["p50"] > 0
-        assert found["switches"][side]["read_bytes"] > 0
-    reading = {side: found["switches"][side]["reading"]["steps"] for side in ("fast", "at once")}
+        assert result["switches"][side]["steps"] > 0
+        assert result["switches"][side]["p99"] >= result["switches"][side]["p50"] > 0
+        assert result["switches"][side]["read_bytes"] > 0
+    reading = {side: result["switches"][side]["reading"]["steps"] for side in ("fast", "at once")}
     assert reading["fast"] > 0 == reading["at once"]
-    assert found["switches"]["usual"]["p50"] == 1.0 <= found["switches"]["usual"]["p99"]
+    assert result["switches"]["usual"]["p50"] == 1.0 <= result["switches"]["usual"]["p99"]
 
 
 def test_requests_count_only_where_a_change_did_not_look_followed_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,9 +441,9 @@ def test_requests_count_only_where_a_change_did_not_look_followed_before(monkeyp
     def collapse_of_a(*served: str | None) -> dict[str, Any]:
         made = list[str]()
         answers = iter(served)
-        found = changes.counted(lambda: next(answers), lambda by: by != "a", lambda: made.append("it"), options)
+        result = changes.counted(lambda: next(answers), lambda by: by != "a", lambda: made.append("it"), options)
         assert made == ["it"]
-        return dict(found)
+        return dict(result)
 
     used, other = ["a", "b"] * 15, ["a"] * 15 + ["b"] * 15
     left = collapse_of_a(*used, "a", "b", "b", "a", "b", None, "b", None, "b")
@@ -458,13 +458,13 @@ def test_training_of_eagle_is_timed_from_each_source_and_its_memory_counted(monk
     monkeypatch.setattr("common.write_result", written.__setitem__)
     small = "--target tiny --vocabulary 128 --seconds 0.2 --samples 4 --repeats 1 --dtype float32"
     run("training_eagle.py", small, monkeypatch)
-    found = written["training_eagle"]
-    assert set(found["response_tokens_per_s"]) == {
+    result = written["training_eagle"]
+    assert set(result["response_tokens_per_s"]) == {
         "recorded",
         "recorded, every chain",
         "live teacher",
         "live teacher and states",
     }
-    assert all(side["median"] > 0 for side in found["response_tokens_per_s"].values())
-    assert len(found["added_bytes"]) == 3
-    assert all(peak > 0 for peaks in found["added_bytes"].values() for peak in peaks)
+    assert all(side["median"] > 0 for side in result["response_tokens_per_s"].values())
+    assert len(result["added_bytes"]) == 3
+    assert all(peak > 0 for peaks in result["added_bytes"].values() for peak in peaks)

@@ -54,14 +54,14 @@ def test_kinds_learn_from_the_same_text_and_are_compared(
     arguments = ["--prompts", str(prompts), "--output", "out", "--target", "tiny", "--kinds", "block,hydra"]
     monkeypatch.setattr(sys, "argv", ["kinds", *arguments, *words.split()])
     assert kinds.main() == 0
-    found = json.loads(Path("out/results.json").read_text())["kinds"]
-    assert set(found) == {"eagle", "block", "hydra"}
-    for each in found.values():
+    record = json.loads(Path("out/results.json").read_text())["kinds"]
+    assert set(record) == {"eagle", "block", "hydra"}
+    for each in record.values():
         assert len(each["alpha"]) == len(each["tau"]) == 4
         assert each["bytes"] > 1000
         assert each["measured"]["tau"] >= 1
         assert each["measured_at"]["8"]["prompts"] == 1, "fewer than eight prompts are one group"
-    folders = [json.loads(Path(f"out/{kind}/summary.json").read_text()) for kind in found]
+    folders = [json.loads(Path(f"out/{kind}/summary.json").read_text()) for kind in record]
     assert len({summary["after"]["positions"] for summary in folders}) == 1, "judged on the same answers"
     assert capsys.readouterr().out.count("100% recorded with the text") == 3, "heads read another state, recorded too"
     assert Path("out/kinds.png").stat().st_size > 1000
@@ -86,8 +86,8 @@ def test_trees_are_compared_and_finished_runs_are_kept(
     files = ["--prompts", str(prompts), "--draft", "one", "--output", "out", "--target", "tiny"]
     monkeypatch.setattr(sys, "argv", ["trees", *files, *chosen, *words])
     assert trees.main() == 0
-    found = json.loads(Path("out/results.json").read_text())["cells"]
-    assert {name: set(both) for name, both in found.items()} == {
+    record = json.loads(Path("out/results.json").read_text())["cells"]
+    assert {name: set(both) for name, both in record.items()} == {
         "chain": {"exact"},
         "roots-2": {"exact", "target_initialised"},
         "roots-2-draft-2": {"exact", "target_initialised"},
@@ -95,7 +95,7 @@ def test_trees_are_compared_and_finished_runs_are_kept(
         "three-sources": {"exact"},
         "two-drafts": {"exact"},
     }
-    assert set(found["two-drafts"]["exact"]["accepted_by_source"]) <= {"one", "other"}
+    assert set(record["two-drafts"]["exact"]["accepted_by_source"]) <= {"one", "other"}
     assert Path("out/trees.png").stat().st_size > 1000
     written = Path("out/chain/summary.json").stat().st_mtime_ns
     capsys.readouterr()
@@ -135,8 +135,8 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     committed = {"distillspec": "0.1.0", "git_commit": "0123", "git_dirty": False}
     monkeypatch.setattr(kept, "provenance", lambda argv, seed: committed)
     assert spin.main() == 0
-    found = json.loads(Path("out/results.json").read_text())
-    (batch,) = found["live"]["batches"].values()
+    record = json.loads(Path("out/results.json").read_text())
+    (batch,) = record["live"]["batches"].values()
     assert {"none", "one", "two+ngram", "ngram", "goodput", "lbss"} <= set(batch["tokens_per_s"])
     assert all(len(rates) == 1 for rates in batch["tokens_per_s"].values())
     assert all(sum(chose["requests"].values()) == 2 for chose in batch["chose"].values())
@@ -144,7 +144,7 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     assert all(len(own["prompts"]) == 1 for own in batch["by_domain"].values())
     assert set(batch["alone"]["prompts"]) == {"none", "one", "two", "goodput", "goodput+ngram", "lookup_else_model"}
     assert all(0 <= share <= 1 for own in batch["idle"].values() for share in own.values())
-    simulated = found["simulated"]["machines"]["a100-7b-five"]
+    simulated = record["simulated"]["machines"]["a100-7b-five"]
     assert {"none", "s68m", "goodput", "oracle"} <= set(simulated["selections"]["2"]["tokens_per_s"])
     assert set(simulated["parts"]) == {"selection", "decomposition", "pipelining", "all"}
     assert set(simulated["selections"]["2"]["by_domain"]["goodput"]) <= {"chat", "code", "maths", "sql", "summaries"}
@@ -153,19 +153,19 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
         assert curves["2"]["draft_idle"] <= curves["1"]["draft_idle"] + 0.5
     memory = simulated["memory"]
     assert memory["alone"]["cache_tokens"] > memory["goodput"]["cache_tokens"], "one draft leaves more room"
-    for trace in found["simulated"]["regret"].values():
+    for trace in record["simulated"]["regret"].values():
         assert trace["answers"][-1] == 12
         assert set(trace["regret"]) == set(trace["fits"]) == {"lbss", "epsilon_greedy", "goodput"}
         assert trace["oracle_s"] > 0
-    assert found["simulated"]["provenance"] == committed
+    assert record["simulated"]["provenance"] == committed
     live = json.loads(Path("out/live.json").read_text())
     assert {"git_commit"} <= set(live["provenance"])
     assert live["settings"]["domains"] == ["prompts"]
     assert live["regret"]["answers"][-1] == live["regret"]["alike"] == 16
     assert set(live["regret"]["tried"]) == {"one", "two"}
-    assert 0 <= found["simulated"]["trials"]["lost"] < 1
-    assert found["simulated"]["trials"]["over"]["learnt"]["ratio"] > 0
-    assert found["simulated"]["switches"]["lbss"]["at_once"]["switching"]["steps"] > 0
+    assert 0 <= record["simulated"]["trials"]["lost"] < 1
+    assert record["simulated"]["trials"]["over"]["learnt"]["ratio"] > 0
+    assert record["simulated"]["switches"]["lbss"]["at_once"]["switching"]["steps"] > 0
     assert Path("out/spin.png").stat().st_size > 1000
     assert Path("out/simulated.png").stat().st_size > 1000
     said = capsys.readouterr().out
@@ -174,7 +174,7 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     assert "Regret on recorded answers" in said
     assert tables(json.loads(Path("out/simulated.json").read_text())) in said, "whatever the order of its keys"
     monkeypatch.setattr(simulated_part, "simulation", None)  # as nothing is simulated again
-    assert Simulated((2,), **few).run(Path("out/simulated.json")) == found["simulated"]
+    assert Simulated((2,), **few).run(Path("out/simulated.json")) == record["simulated"]
     monkeypatch.setattr(sys, "argv", ["spin", *files[:2], "--drafts", "nothing"])
     with pytest.raises(SystemExit):
         spin.main()
@@ -387,17 +387,17 @@ def test_servers_take_turns_under_one_load_and_stand_still_between(
     arguments = f"live --draft {static_draft} --segments a={prompts} b={prompts} {amounts} --output out {words}"
     monkeypatch.setattr(sys, "argv", arguments.split())
     assert live.main() == 0
-    found = json.loads(Path("out/live.json").read_text())
+    record = json.loads(Path("out/live.json").read_text())
     assert between_turns == {"stopped"}  # nobody slows the others
-    assert found["domains"] == ["a", "b"]
-    for turns in found["turns"].values():
+    assert record["domains"] == ["a", "b"]
+    for turns in record["turns"].values():
         assert all(turn["requests"] > 0 and turn["failed"] == 0 for turn in turns)
-    assert found["turns"]["static"][0]["requests"] == found["turns"]["online"][0]["requests"]
-    ratio = found["online_over_static"]["shifted"]
+    assert record["turns"]["static"][0]["requests"] == record["turns"]["online"][0]["requests"]
+    ratio = record["online_over_static"]["shifted"]
     assert ratio["over_requests"]["low"] <= ratio["over_requests"]["mean"] <= ratio["over_requests"]["high"]
-    assert found["cpu"]["static"]["trainer_s"] == 0 < found["cpu"]["static"]["server_s"]
-    assert found["cpu"]["online"]["by_work_s"]["logging"] > 0
-    assert found["met"]["logging"] is not None
+    assert record["cpu"]["static"]["trainer_s"] == 0 < record["cpu"]["static"]["server_s"]
+    assert record["cpu"]["online"]["by_work_s"]["logging"] > 0
+    assert record["met"]["logging"] is not None
     assert any(Path("out/online/replay").iterdir())  # it logs what it answered
     with pytest.raises(SystemExit):  # a second run into the same folder would mix two loads
         live.main()

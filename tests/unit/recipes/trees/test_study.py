@@ -19,9 +19,9 @@ def study(tmp_path: Path, *further: str, medusa: str = "") -> Study:
 
 
 def test_cells_of_heads_run_with_them_alone(tmp_path: Path) -> None:
-    own = study(tmp_path, medusa=HEADS)
+    trees = study(tmp_path, medusa=HEADS)
     for name in ("medusa", "medusa-16"):
-        words = own.command(name)
+        words = trees.command(name)
         assert {"draft.path=heads", "engine.tree=medusa", "quality.verifications=[exact,typical]"} <= set(words)
         assert CELLS[name].lacks(3, "") == "needs a draft of kind medusa; name it with --medusa RUN"
         assert CELLS[name].lacks(1, HEADS) == ""
@@ -29,10 +29,10 @@ def test_cells_of_heads_run_with_them_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("roots", ROOTS)
 def test_each_draft_has_cells_of_the_targets_own_roots(roots: str, tmp_path: Path) -> None:
-    own = study(tmp_path, "second", "third")
-    first = own.command(roots)
+    trees = study(tmp_path, "second", "third")
+    first = trees.command(roots)
     for number, path in enumerate(("first", "second", "third"), 1):
-        words = own.command(by_draft(roots, number))
+        words = trees.command(by_draft(roots, number))
         assert f"draft.path={path}" in words
         differing = {word.split("=")[0] for word in set(words) ^ set(first)}
         assert differing <= {"draft.path", "hydra.run.dir"}, "else the same run"
@@ -88,10 +88,10 @@ def test_other_drafts_have_no_heads(
 
 
 def test_quality_by_roots_has_a_row_for_each_draft(tmp_path: Path) -> None:
-    own = study(tmp_path, "runs/second/draft")
+    trees = study(tmp_path, "runs/second/draft")
     for number, name in enumerate(by_draft(roots, draft) for draft in (1, 2) for roots in ("roots-1", "roots-4")):
-        _write(own.folder(name), 2.0 + number)
-    table = write_results(own)
+        _write(trees.folder(name), 2.0 + number)
+    table = write_results(trees)
     assert "| draft | roots-1 | roots-2 | roots-4 |" in table
     assert "| first | 0.10 [0.00, 0.20] nats, 2.00 tokens | – | 0.10 [0.00, 0.20] nats, 3.00 tokens |" in table
     assert "| second | 0.10 [0.00, 0.20] nats, 4.00 tokens | – | 0.10 [0.00, 0.20] nats, 5.00 tokens |" in table
@@ -100,7 +100,7 @@ def test_quality_by_roots_has_a_row_for_each_draft(tmp_path: Path) -> None:
 def _write(folder: Path, tokens: float) -> None:
     """Write what a run of `distill quality` leaves, as far as it is shown."""
     between = {"mean": 0.1, "low": 0.0, "high": 0.2}
-    own = {"answers": 4, "tokens_per_step": tokens, "accuracy": None, "surprise_over_entropy": between}
-    own |= {"distance": 0.1, "distance_by_chance": 0.1, "tokens_per_s": [9.0]}
+    figures = {"answers": 4, "tokens_per_step": tokens, "accuracy": None, "surprise_over_entropy": between}
+    figures |= {"distance": 0.1, "distance_by_chance": 0.1, "tokens_per_s": [9.0]}
     folder.mkdir(parents=True)
-    write_json(folder / "summary.json", {"verifications": {"exact": own, "target_initialised": own}})
+    write_json(folder / "summary.json", {"verifications": {"exact": figures, "target_initialised": figures}})
