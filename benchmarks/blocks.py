@@ -68,8 +68,8 @@ class Watch:
         self._steps = 0
 
     def verify(self, logits: Tensor, windows: Sequence[VerificationWindow]) -> list[Judgement]:
-        whole = [window for window in windows if window.tree.is_drawn_chain and len(window.tree)]
-        if len(whole) < self.batch or len(whole) < len(windows):
+        drawn_chains = [window for window in windows if window.tree.is_drawn_chain and len(window.tree)]
+        if len(drawn_chains) < self.batch or len(drawn_chains) < len(windows):
             return self.plain(logits, windows)
         self._steps += 1
         judgements: list[Judgement] = []

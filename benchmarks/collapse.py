@@ -150,7 +150,7 @@ def main() -> int:
             outcomes = asyncio.run(measure(server.url, options, texts, broken))
             failures = server.failures()
     setting = {"streams": options.streams, "before": options.before, "goal": GOAL}
-    met = all(each["undone"] and each["requests"] <= GOAL for each in outcomes)
+    met = all(outcome["undone"] and outcome["requests"] <= GOAL for outcome in outcomes)
     write_result("collapse", {**setting, "times": outcomes, "met": met, "errors_in_log": failures})
     return 0 if met else 1
 

@@ -126,11 +126,14 @@ def arrivals(options: argparse.Namespace, target: LanguageModel) -> dict[str, An
             times, firsts = _segment(engine, prompts[:ROWS], arriving)
             beside, first = beside + times, first + firsts
         quantiles = {side: _quantiles(step_times) for side, step_times in {"alone": alone, "beside": beside}.items()}
-        ratios = {p: quantiles["beside"][p] / quantiles["alone"][p] for p in quantiles["alone"]}
-        counted = {"steps": {"alone": len(alone), "beside": len(beside)}, "arrived": len(first)}
-        by_pace[name] = {**quantiles, "ratio": ratios, "first_token": _quantiles(first), **counted}
+        ratios = {
+            percentile: quantiles["beside"][percentile] / alone_ms
+            for percentile, alone_ms in quantiles["alone"].items()
+        }
+        counts = {"steps": {"alone": len(alone), "beside": len(beside)}, "arrived": len(first)}
+        by_pace[name] = {**quantiles, "ratio": ratios, "first_token": _quantiles(first), **counts}
         engine.close()
-    met = {p: by_pace["paced"]["ratio"][p] <= GOAL for p in ("p95", "p99")}
+    met = {percentile: by_pace["paced"]["ratio"][percentile] <= GOAL for percentile in ("p95", "p99")}
     return {"rows": ROWS, "a_second": 1, "seconds": SEGMENTS * SEGMENT_S, **by_pace, "goal": GOAL, "met": met}
 
 
@@ -181,7 +184,7 @@ def _steps(engine: Engine, rows: int, arriving: Iterator[list[int]]) -> tuple[li
 
 def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
     """Return medians and tails in milliseconds."""
-    return {f"p{p}": 1e3 * float(numpy.quantile(seconds, p / 100)) for p in (50, 95, 99)}
+    return {f"p{percentile}": 1e3 * float(numpy.quantile(seconds, percentile / 100)) for percentile in (50, 95, 99)}
 
 
 def _options() -> argparse.Namespace:

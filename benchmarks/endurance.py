@@ -36,12 +36,12 @@ class Endurance:
     async def send(self, dice: random.Random) -> None:
         """Send one request after another."""
         while time.monotonic() < self.end_s:
-            lot = dice.random()
+            draw = dice.random()
             try:
-                if lot < self.garbage:
+                if draw < self.garbage:
                     await send_garbage(self.client, dice, self.tally)
                 else:
-                    events = dice.randint(0, 12) if lot < self.garbage + self.leaving else None
+                    events = dice.randint(0, 12) if draw < self.garbage + self.leaving else None
                     await read_stream(self.client, events, self.tally)
             except httpx.HTTPError as error:
                 self.tally.outcomes[f"connection: {type(error).__name__}"] += 1

@@ -182,8 +182,8 @@ def _against_plain(
         return sum(len(output.token_ids) for output in outputs)
 
     timed = paired({name: (lambda name=name: under(name)) for name in sides}, options.rounds, against="0")
-    for name, taken in steps.items():
-        timed["sides"][name]["block_efficiency"] = len(taken) * batch * NEW_TOKENS / sum(taken)
+    for name, step_counts in steps.items():
+        timed["sides"][name]["block_efficiency"] = len(step_counts) * batch * NEW_TOKENS / sum(step_counts)
     engine.close()
     if default is not None:
         default.close()

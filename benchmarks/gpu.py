@@ -217,7 +217,7 @@ def _decode_rate(engine: Engine, batch: int, length: int) -> float:
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS + 40, ignore_eos=True)
     for row in range(batch):
         engine.submit(Request(f"row-{row}", tuple(range(5, 5 + CONTEXT)), params))
-    gained = lambda: sum(len(d.token_ids) for d in engine.step().deltas)  # noqa: E731
+    gained = lambda: sum(len(delta.token_ids) for delta in engine.step().deltas)  # noqa: E731
     for _ in range(5):
         gained()
     wait(engine.target.device)

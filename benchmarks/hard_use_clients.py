@@ -84,13 +84,13 @@ def mutated(dice: random.Random, bodies: Bodies = BODIES) -> tuple[str, bytes]:
         else:
             changed[name] = dice.choice(VALUES)
     raw = bytearray(json.dumps(changed).encode())
-    lot = dice.random()
-    if lot < 0.25:
+    draw = dice.random()
+    if draw < 0.25:
         for _ in range(dice.randint(1, 5)):
             raw[dice.randrange(len(raw))] = dice.randrange(256)
-    elif lot < 0.3:
+    elif draw < 0.3:
         raw = raw[: dice.randrange(len(raw))]
-    elif lot < 0.35:
+    elif draw < 0.35:
         raw += bytes(raw)
     return path, bytes(raw)
 

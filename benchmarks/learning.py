@@ -77,9 +77,9 @@ def gemma_gguf() -> Path | None:
         package = importlib.import_module(GEMMA_PACKAGE)
     except ModuleNotFoundError:
         return None
-    made = Path(package.default_output_path())
-    if made.is_file() and sha256_of(made) == package.EXPECTED_SHA256:
-        return made
+    file = Path(package.default_output_path())
+    if file.is_file() and sha256_of(file) == package.EXPECTED_SHA256:
+        return file
     try:
         return Path(package.assemble())
     except ModuleNotFoundError:  # one of its parts
@@ -116,8 +116,8 @@ def learned(
     PartialState._reset_state()
     torch.manual_seed(seed)
     train, held_out = samples[HELD_OUT:], HeldOut(target, samples[:HELD_OUT])
-    kept = vocabulary_of(train, target, start.vocabulary) if start.vocabulary is not None else None
-    draft = initialise_draft(start, target, kept_ids=kept)
+    kept_ids = vocabulary_of(train, target, start.vocabulary) if start.vocabulary is not None else None
+    draft = initialise_draft(start, target, kept_ids=kept_ids)
     before = held_out.alpha(draft)
     config = compose("train", [*SETTINGS, *words])
     choose_trainable(draft, config.draft.train_embeddings)
@@ -125,7 +125,7 @@ def learned(
     unrolling = Unrolling(config.train.unroll, config.train.unroll_decay)
     module = DistillModule(draft, config.loss, unrolling=unrolling)
     states = StateStore(target, draft.state_ids) if draft.state_ids else None
-    strategy = ReplicatedStrategy(accelerator, module, lambda m: make_optimizer(m, config.train))
+    strategy = ReplicatedStrategy(accelerator, module, lambda trained: make_optimizer(trained, config.train))
     folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(
         RunModels(draft, target),

@@ -147,25 +147,25 @@ def filled(engine: Engine, shared: int) -> dict[str, Any]:
             break
         before = len(engine.sequences.running)
     tokens = sum(row.computed for row in rows)
-    used = tokens * token_bytes([engine.target])
+    used_bytes = tokens * token_bytes([engine.target])
     if isinstance(engine.proposer, DraftModel):
-        used += sum(engine.proposer.state(row.id).computed for row in rows) * token_bytes(
+        used_bytes += sum(engine.proposer.state(row.id).computed for row in rows) * token_bytes(
             [engine.proposer.runner.model]
         )
     # What blocks hold once: the prefix of all, and the prompt of each request.
     prompts = {row.request.id: row.prompt_length for row in rows}
     copied = sum(row.prompt_length for row in rows) - sum(prompts.values()) + shared * (len(prompts) - 1)
-    whole = token_bytes([engine.target, *engine.drafts.values()])
-    taken = resident([engine.runner.cache, *caches_of(engine.proposer)])
-    kept = sum(map(len, engine.sequences.pool.contents)) - tokens
+    bytes_a_token = token_bytes([engine.target, *engine.drafts.values()])
+    resident_bytes = resident([engine.runner.cache, *caches_of(engine.proposer)])
+    free_text_tokens = sum(map(len, engine.sequences.pool.contents)) - tokens
     return {
         "requests": len(prompts),
         "tokens": tokens,
-        "tokens_of_free_texts": kept,
-        "used_bytes": used,
-        "resident_bytes": taken,
-        "waste": 1 - (used + kept * whole) / taken,
-        "copies": copied * whole / taken,
+        "tokens_of_free_texts": free_text_tokens,
+        "used_bytes": used_bytes,
+        "resident_bytes": resident_bytes,
+        "waste": 1 - (used_bytes + free_text_tokens * bytes_a_token) / resident_bytes,
+        "copies": copied * bytes_a_token / resident_bytes,
     }
 
 

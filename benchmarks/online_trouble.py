@@ -72,10 +72,10 @@ class DecoupledTrainer:
         self._killed = False
         self.starts += 1
         run = [f"hydra.run.dir={self._folder / f'adapt-{self.starts}'}"]
-        with self._told.open("w") as told:
+        with self._told.open("w") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "distillspec.cli", "adapt", *self._words, *run],
-                stdout=told,
+                stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,

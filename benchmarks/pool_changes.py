@@ -147,8 +147,8 @@ def follow(engine: Engine, name: str, sound: LanguageModel, bad: LanguageModel, 
         lambda: engine.use_draft(sound, name=name),
         options,
     )
-    left = counted(drafting, lambda by: by != name, lambda: collapse(engine, name), options)
-    return {"swap": used, "collapse": left}
+    abandoned = counted(drafting, lambda by: by != name, lambda: collapse(engine, name), options)
+    return {"swap": used, "collapse": abandoned}
 
 
 def switch(engine: Engine, texts: Texts, options: argparse.Namespace) -> dict[str, Any]:

@@ -72,8 +72,8 @@ class Side:
             return {}
         self.writer.flush()
         sizes = self.writer.replay.sizes()
-        each = sizes["bytes"] / sizes["tokens"] if sizes["tokens"] else None
-        return {**sizes, "bytes_per_token": each, **self.tap.counters, **self.writer.counters}
+        bytes_per_token = sizes["bytes"] / sizes["tokens"] if sizes["tokens"] else None
+        return {**sizes, "bytes_per_token": bytes_per_token, **self.tap.counters, **self.writer.counters}
 
 
 def main() -> None:
@@ -102,8 +102,9 @@ def main() -> None:
         for side in sides.values():
             if side.writer is not None:
                 side.writer.stop()
-    each = logs["all"]["bytes_per_token"]
-    met = {name: timed["ratios"][name] >= goal for name, goal in GOALS.items()} | {"bytes": each <= BYTES_A_TOKEN}
+    bytes_per_token = logs["all"]["bytes_per_token"]
+    met = {name: timed["ratios"][name] >= goal for name, goal in GOALS.items()}
+    met["bytes"] = bytes_per_token <= BYTES_A_TOKEN
     spread = {name: statistics.stdev(side["rounds"]) / side["tokens_per_s"] for name, side in timed["sides"].items()}
     machine = {"dtype": str(target.dtype), "threads": torch.get_num_threads(), "batch": options.batch}
     write_result(

@@ -21,7 +21,10 @@ def scaling(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any
     by_batch, by_length = {}, {}
     for batch in (1, 2, 4, 8, 16, 32):
         engine = make_engine(options, target, None, batch)
-        rates = [rate_of(lambda e=engine, b=batch: generate(e, [prompt] * b, greedy(32))) for _ in range(3)]
+        prompts = [prompt] * batch
+        rates = [
+            rate_of(lambda engine=engine, prompts=prompts: generate(engine, prompts, greedy(32))) for _ in range(3)
+        ]
         by_batch[batch] = statistics.median(rates)
         engine.close()
     limit = target.model.config.get_text_config().max_position_embeddings

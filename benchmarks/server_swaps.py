@@ -100,11 +100,11 @@ class Trouble:
     async def ask(self, dice: random.Random) -> None:
         """Send one request after another."""
         while not self.over:
-            lot, text = dice.random(), dice.choice(TEXTS)
-            if lot < GARBAGE:
+            draw, text = dice.random(), dice.choice(TEXTS)
+            if draw < GARBAGE:
                 await self._send_garbage(dice)
             else:
-                await self._stream(text, leaves=lot < GARBAGE + LEAVING, dice=dice)
+                await self._stream(text, leaves=draw < GARBAGE + LEAVING, dice=dice)
 
     async def swap(self, dice: random.Random) -> None:
         """Promote another version every few seconds, as an operator."""

@@ -49,7 +49,7 @@ def _load(kinds: dict[str, Attend], lengths: list[int], rounds: int) -> dict[str
     batch, longest = len(lengths), max(lengths) + WINDOW
     keys, values = (torch.randn(batch, KV_HEADS, longest + 1, DIM) for _ in range(2))
     query = torch.randn(batch, HEADS, WINDOW, DIM)
-    taken: dict[str, list[float]] = {name: [] for name in kinds}
+    times_s: dict[str, list[float]] = {name: [] for name in kinds}
     for round_ in range(rounds + 1):
         for name, attend in kinds.items():
             starts, counts = torch.tensor(lengths), torch.full((batch,), WINDOW)
@@ -58,14 +58,15 @@ def _load(kinds: dict[str, Attend], lengths: list[int], rounds: int) -> dict[str
             started = time.perf_counter()
             attend(query, keys, values, view)
             if round_:
-                taken[name].append(time.perf_counter() - started)
+                times_s[name].append(time.perf_counter() - started)
     ends, copied = [length + WINDOW for length in lengths], HEADS // KV_HEADS * WINDOW
     length = piece_length(ends, copied)
+    pairs = zip(times_s["split"], times_s["masked"], strict=True)
     return {
-        "ms": {name: 1e3 * statistics.median(seconds) for name, seconds in taken.items()},
+        "ms": {name: 1e3 * statistics.median(seconds) for name, seconds in times_s.items()},
         "keys": {"masked": batch * max(ends), "split": pieces_cost(ends, length, 0), "native": sum(ends)},
         "piece": length,
-        "split_over_masked": statistics.median(a / b for a, b in zip(taken["split"], taken["masked"], strict=True)),
+        "split_over_masked": statistics.median(split_s / masked_s for split_s, masked_s in pairs),
     }
 
 

@@ -114,7 +114,8 @@ def optimizer_step(
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             loss = module(batch, teacher, weights, float(batch.response_tokens)).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_([p for p in module.parameters() if p.requires_grad], config.clip_norm)
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        torch.nn.utils.clip_grad_norm_(trained, config.clip_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return batch.response_tokens

@@ -101,8 +101,8 @@ def added_bytes(config: TrainCommand, side: str) -> int:
 
 def _step(config: TrainCommand, target: LanguageModel, samples: list[Sample], chains: str) -> Step:
     counts = count_tokens((sample.prompt_ids + sample.response_ids for sample in samples), target.identity.vocab_size)
-    kept = choose_kept_ids(counts, config.draft.vocabulary or len(counts), target.tokenizer)
-    draft = initialise_draft(config.draft, target, kept_ids=kept)
+    kept_ids = choose_kept_ids(counts, config.draft.vocabulary or len(counts), target.tokenizer)
+    draft = initialise_draft(config.draft, target, kept_ids=kept_ids)
     choose_trainable(draft, train_embeddings=False)
     # No room: states that were not recorded are computed again at each use.
     feed = SampleFeed(samples, config.train, 0, seed=0, states=StateStore(target, draft.state_ids, gib=0.0))

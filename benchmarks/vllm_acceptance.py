@@ -32,8 +32,8 @@ def main() -> int:
         work = Path(options.worker)
         answers_of(work).write_text(json.dumps(in_vllm(json.loads(work.read_text()))))
         return 0
-    looked = subprocess.run([options.vllm, "-c", "import vllm"], capture_output=True, check=False)
-    if looked.returncode:
+    probe = subprocess.run([options.vllm, "-c", "import vllm"], capture_output=True, check=False)
+    if probe.returncode:
         print(f"{options.vllm} has no vLLM: make an environment with it and name its Python with --vllm")
         return 2
     with tempfile.TemporaryDirectory() as folder:

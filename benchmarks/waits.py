@@ -31,7 +31,7 @@ def hidden_waits(engine: Engine, batch: int, length: int) -> list[str]:
         engine.submit(Request(f"row-{row}", tuple(range(5, 69)), SamplingParams(temperature=0.0, ignore_eos=True)))
     for _ in range(WARM_UP):
         engine.step()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
@@ -42,5 +42,5 @@ def hidden_waits(engine: Engine, batch: int, length: int) -> list[str]:
     for row in range(batch):
         engine.abort(f"row-{row}")
     engine.step()
-    waits = [warning for warning in told if TOLD in str(warning.message) and warning.filename != transfer.__file__]
+    waits = [warning for warning in caught if TOLD in str(warning.message) and warning.filename != transfer.__file__]
     return [f"{Path(warning.filename).name}:{warning.lineno}" for warning in waits]

@@ -91,12 +91,12 @@ def acceptance(
 ) -> float:
     """Return the share of first drafted tokens that the target accepts, at the temperature of the options."""
     engine = make_engine(options, target, draft, options.slots, speculation_length=1)
-    counted = AcceptanceCounter()
+    counter = AcceptanceCounter()
     for answer in answers(engine, texts, _params(options, WRITTEN)):
-        counted.merge(answer.stats.acceptance)
+        counter.merge(answer.stats.acceptance)
     engine.close()
-    assert counted.rate is not None
-    return counted.rate
+    assert counter.rate is not None
+    return counter.rate
 
 
 def _params(options: argparse.Namespace, tokens: int) -> SamplingParams:

@@ -21,9 +21,9 @@ def check_prompts(parser: ArgumentParser, prompts: str, option: str = "--prompts
         parser.error(f"{option} {prompts}: no such file")
 
 
-def names_of(parser: ArgumentParser, option: str, given: str, known: Collection[str]) -> tuple[str, ...]:
+def names_of(parser: ArgumentParser, option: str, names: str, known: Collection[str]) -> tuple[str, ...]:
     """Return the names in "A,B", each once. End the program with exit code 2 if one is not known."""
-    named = tuple(dict.fromkeys(given.split(",")))
+    named = tuple(dict.fromkeys(names.split(",")))
     if unknown := [name for name in named if name not in known]:
         parser.error(f"{option} {unknown[0]} is not known; use some of {', '.join(known)}")
     return named

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 def ratios(rates: Mapping[str, Sequence[float]], name: str, other: str) -> list[float]:
     """Return a side's rate over another's, by round."""
-    return [a / b for a, b in zip(rates[name], rates[other], strict=True)]
+    return [rate / other_rate for rate, other_rate in zip(rates[name], rates[other], strict=True)]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:

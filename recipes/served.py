@@ -64,12 +64,12 @@ def served(*words: str, threads: int | None = None) -> Iterator[Served]:
         )
         assert process.stdout is not None
         try:
-            found = re.search(r"http://[\d.:]+", process.stdout.readline())
-            if found is None:
+            match = re.search(r"http://[\d.:]+", process.stdout.readline())
+            if match is None:
                 log.seek(0)
                 raise RunError(f"the server did not start: {log.read()[-2000:]}")
             process.stdout.readline()
-            yield Served(process, found[0], log)
+            yield Served(process, match[0], log)
         finally:
             process.terminate()
             process.wait(60)

@@ -24,8 +24,8 @@ def unseen_prompts(
     """
     seen = frozenset[str]().union(*(trained_prompts(draft.lineage) for draft in drafts))
     texts = (render_prompt(target.text_tokenizer, row["prompt"]) for row in read_rows(DataConfig(prompts=str(file))))
-    fit = (ids for ids in texts if len(ids) <= longest and prompt_key(ids) not in seen)
-    found = list(islice(fit, count))
-    if len(found) < count:
-        raise ConfigError(f"{file} has {len(found)} short prompts that no draft has seen, not {count}")
-    return found
+    unseen = (ids for ids in texts if len(ids) <= longest and prompt_key(ids) not in seen)
+    prompts = list(islice(unseen, count))
+    if len(prompts) < count:
+        raise ConfigError(f"{file} has {len(prompts)} short prompts that no draft has seen, not {count}")
+    return prompts

@@ -99,9 +99,9 @@ def _table(kinds: Mapping[str, dict[str, Any]], text_minutes: float | None) -> s
     """
     batches = sorted({batch for figures in kinds.values() for batch in figures["c"]}, key=int)
     predicted = [f"predicted at {batch}" for batch in batches]
-    more = sorted({SIDE_BY_SIDE, *_batches_measured(kinds.values())}, key=int)
+    measured_batches = sorted({SIDE_BY_SIDE, *_batches_measured(kinds.values())}, key=int)
     head = ["kind", "α by position", f"τ({SHOWN})", "c", "max τ(k)/(1 + k·c)", *predicted]
-    head += ["measured", "by default", *(f"measured at {batch}" for batch in more)]
+    head += ["measured", "by default", *(f"measured at {batch}" for batch in measured_batches)]
     head += ["minutes of text + training", "MB"]
     rows = [
         [
@@ -112,7 +112,7 @@ def _table(kinds: Mapping[str, dict[str, Any]], text_minutes: float | None) -> s
             _number(_ratio(figures), 2),
             *(interval_cell(figures["predicted"].get(batch)) for batch in batches),
             *_measured_cells(figures.get("measured")),
-            *_cells_at(figures, more),
+            *_cells_at(figures, measured_batches),
             f"{_number(figures.get('text_minutes', text_minutes), 0)} + {_number(figures.get('minutes'), 0)}",
             _number(figures["bytes"] / 1e6 if "bytes" in figures else None, 0),
         ]
@@ -122,9 +122,9 @@ def _table(kinds: Mapping[str, dict[str, Any]], text_minutes: float | None) -> s
 
 
 def _table_elsewhere(by_cell: dict[str, dict[str, Any]]) -> str:
-    more = _batches_measured(figures for kinds in by_cell.values() for figures in kinds.values())
+    measured_batches = _batches_measured(figures for kinds in by_cell.values() for figures in kinds.values())
     head = ["prompts", "kind", "α by position", f"τ({SHOWN})", "measured", "by default"]
-    head += [f"measured at {batch}" for batch in more]
+    head += [f"measured at {batch}" for batch in measured_batches]
     rows = [
         [
             name,
@@ -132,7 +132,7 @@ def _table_elsewhere(by_cell: dict[str, dict[str, Any]]) -> str:
             _alphas(figures),
             f"{figures['tau'][SHOWN - 1]['mean']:.2f}",
             *_measured_cells(figures.get("measured")),
-            *_cells_at(figures, more),
+            *_cells_at(figures, measured_batches),
         ]
         for name, kinds in by_cell.items()
         for kind, figures in kinds.items()

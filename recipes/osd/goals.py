@@ -73,8 +73,10 @@ def gain(rows: Sequence[Row], static: Sequence[Row], seed: int, by: str = "token
 
 def ratio(before: Sequence[Row], after: Sequence[Row], seed: int) -> Interval:
     """Return α of `after` as a share of that of `before`, on the same answers."""
-    first, second = (([row["alpha"] for row in rows], [r["positions"] for r in rows]) for rows in (before, after))
-    change = relative_gain(first, second, SAMPLES, seed)
+    before_sums, after_sums = (
+        ([row["alpha"] for row in rows], [row["positions"] for row in rows]) for rows in (before, after)
+    )
+    change = relative_gain(before_sums, after_sums, SAMPLES, seed)
     return Interval(1 + change.mean, 1 + change.low, 1 + change.high)
 
 

@@ -41,7 +41,7 @@ class Loads:
 
     def plan(self) -> list[str]:
         """Return the domain of every turn."""
-        return [s.domain for s, turns in zip(self.segments, self.turns, strict=True) for _ in range(turns)]
+        return [segment.domain for segment, turns in zip(self.segments, self.turns, strict=True) for _ in range(turns)]
 
     def draw(self) -> list[list[Arrival[Question]]]:
         """Draw the arrivals of all turns.
@@ -49,7 +49,7 @@ class Loads:
         Raises:
             ConfigError: a file cannot be read or is empty.
         """
-        questions = {s.domain: self._questions(s) for s in self.segments}
+        questions = {segment.domain: self._questions(segment) for segment in self.segments}
         loads = []
         for turn, domain in enumerate(self.plan()):
             load = poisson_load(questions[domain], self.params, self.rate, self.seconds, self.seed + turn)

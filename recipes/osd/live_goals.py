@@ -23,7 +23,7 @@ GOALS = {
 def met(record: dict[str, Any]) -> dict[str, bool | None]:
     """Return whether each goal is met by the figures of `turns.figures`. None: they do not say."""
     static, without = record.get("online_over_static"), record.get("online_over_none")
-    shifted, beside_none = (None if each is None else each["shifted"] for each in (static, without))
+    shifted, beside_none = (None if comparison is None else comparison["shifted"] for comparison in (static, without))
     windows = [] if static is None else [window for window in static["windows"] if window is not None]
     shares = record["cpu"].get("online", {}).get("shares", {})
     return {

@@ -60,8 +60,8 @@ def _sides(batch: str, figures: Mapping[str, Any], drafts: Sequence[str]) -> str
     ]
     if len(domains) > 1:
         best_of_domain = {domain: max(drafts, key=lambda name: _median(figures, name, domain)) for domain in domains}
-        named = ", ".join(f"{name} for {domain}" for domain, name in best_of_domain.items())
-        lines[0] += f"; best of each domain ({named}): {best_by_domain(figures, drafts):.2f} times {best}"
+        best_names = ", ".join(f"{name} for {domain}" for domain, name in best_of_domain.items())
+        lines[0] += f"; best of each domain ({best_names}): {best_by_domain(figures, drafts):.2f} times {best}"
     for name, side_rates in rates.items():
         over = [shown(interval(ratios(rates, name, other))) for other in (NONE, best, beside)]
         cells = [f"{_median(figures, name, domain):.1f}" for domain in domains]

@@ -78,8 +78,8 @@ class Simulated:
             Stage((TRIALS,), partial(self._trials, best(self.machines[0], self.ablation_rows))),
             *(Stage((REGRET, trace), partial(self.regret.run, trace)) for trace in TRACES),
             *(
-                Stage((MACHINES, name, what), partial(simulate, name))
-                for what, simulate in (("micro_batches", self._micro_batches), ("parts", self._parts))
+                Stage((MACHINES, name, key), partial(simulate, name))
+                for key, simulate in (("micro_batches", self._micro_batches), ("parts", self._parts))
                 for name in self.machines
             ),
             *(
@@ -91,8 +91,8 @@ class Simulated:
 
     def _best(self, figures: Mapping[str, Any], name: str, rows: int) -> str | None:
         """Return the best single draft, None if it was not compared at so many rows."""
-        compared = figures[MACHINES][name][COMPARED].get(str(rows))
-        return None if compared is None else compared["best_draft"]
+        comparison = figures[MACHINES][name][COMPARED].get(str(rows))
+        return None if comparison is None else comparison["best_draft"]
 
     def _selections(self, name: str, rows: int) -> dict[str, Any]:
         """Return tokens a second without drafts, with each draft for all requests, and by each selection."""

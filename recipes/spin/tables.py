@@ -24,22 +24,22 @@ def tables(simulated: Mapping[str, Any]) -> str:
 
 
 def _of_machine(machine: str, figures: Mapping[str, Any]) -> str:
-    compared = dict(sorted(figures[COMPARED].items(), key=lambda item: int(item[0])))
+    comparisons = dict(sorted(figures[COMPARED].items(), key=lambda item: int(item[0])))
     names = [PLAIN, *load_hardware(machine).latency.members, *SELECTIONS]
     lines = [f"Simulated, {machine}: tokens/s over those of the best single draft", ""]
     lines += [f"| rows | best draft | {' | '.join(names)} |", f"|{'---|' * (2 + len(names))}"]
-    for rows, comparison in compared.items():
+    for rows, comparison in comparisons.items():
         lines.append(f"| {rows} | {comparison['best_draft']} | {_cells(comparison['over_best'], names)} |")
     parts = ", ".join(f"{part} {figures['parts'][part]:.2f}" for part in PARTS)
-    lines += ["", f"SPIN's parts over its base: {parts}", "", *_by_domain(compared)]
+    lines += ["", f"SPIN's parts over its base: {parts}", "", *_by_domain(comparisons)]
     lines += ["", *_micro_batches(figures["micro_batches"]), "", _memory(figures["memory"])]
     return "\n".join(lines)
 
 
-def _by_domain(compared: Mapping[str, Any]) -> list[str]:
-    domains = sorted(next(iter(next(iter(compared.values()))["by_domain"].values())))
+def _by_domain(comparisons: Mapping[str, Any]) -> list[str]:
+    domains = sorted(next(iter(next(iter(comparisons.values()))["by_domain"].values())))
     lines = [f"| tokens/s of a row | {' | '.join(domains)} |", f"|{'---|' * (1 + len(domains))}"]
-    for rows, comparison in compared.items():
+    for rows, comparison in comparisons.items():
         for name in dict.fromkeys(["none", comparison["best_draft"], "goodput", "lbss", "oracle"]):
             cells = " | ".join(f"{comparison['by_domain'][name][domain]:.1f}" for domain in domains)
             lines.append(f"| {name}, {rows} rows | {cells} |")
@@ -62,22 +62,22 @@ def _micro_batches(curves: Mapping[str, Any]) -> list[str]:
 
 def _memory(memory: Mapping[str, Any]) -> str:
     pool, alone = memory["goodput"], memory["alone"]
-    over = pool["tokens_per_s"] / alone["tokens_per_s"]
+    ratio = pool["tokens_per_s"] / alone["tokens_per_s"]
     return (
         f"In {memory['memory_bytes'] / 1e9:.1f} GB goodput with all drafts has room for "
-        f"{pool['cache_tokens']:,} tokens and {pool['rows']:.1f} rows, and writes {over:.2f} times what "
+        f"{pool['cache_tokens']:,} tokens and {pool['rows']:.1f} rows, and writes {ratio:.2f} times what "
         f"{memory['best_draft']} alone writes with {alone['cache_tokens']:,} tokens and {alone['rows']:.1f} rows."
     )
 
 
 def _trials(trials: Mapping[str, Any]) -> str:
-    over = {name: shown(ratio["interval"], 3) for name, ratio in trials["over"].items()}
+    ratios = {name: shown(ratio["interval"], 3) for name, ratio in trials["over"].items()}
     best = trials["best_draft"]
     return (
         f"Trials over {trials['requests']:,} requests: {trials['explored']:.2%} of the tokens were written while the "
         f"draft was on trial. That cost {trials['lost']:.2%} of tokens/s by the selection's own estimate. Measured, it "
-        f"wrote {over[LEARNT]} times as many tokens/s as the same selection that has learnt from these requests "
-        f"already and tries nothing, and {over[best]} times as many as {best} for all."
+        f"wrote {ratios[LEARNT]} times as many tokens/s as the same selection that has learnt from these requests "
+        f"already and tries nothing, and {ratios[best]} times as many as {best} for all."
     )
 
 

@@ -55,8 +55,8 @@ def _by_draft(runs: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> li
     for number in range(1, 1 + MOST_DRAFTS):
         cells = [runs.get(by_draft(roots, number), {}).get("target_initialised") for roots in ROOTS]
         if any(cells):
-            named = names[number - 1] if number <= len(names) else f"draft {number}"
-            rows.append([named, *map(_of_roots, cells)])
+            name = names[number - 1] if number <= len(names) else f"draft {number}"
+            rows.append([name, *map(_of_roots, cells)])
     return rows if len(rows) > 1 else []
 
 
