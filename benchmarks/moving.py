@@ -2,10 +2,10 @@
 
     python benchmarks/moving.py --prompts math.jsonl --draft RUN/draft
 
-An engine drafts trees of a fixed shape. The moves that acceptance asks for are timed in each step. Behind each step a
-path of two nodes of every row is moved once more, to places that the next step writes over: the most that a step of
-such trees can ask for, in memory as cold as the pass left it. Shares are of the step's seconds without that. The goal
-is 2 %. Writes `results/moving.json`.
+An engine drafts trees of a fixed shape. The moves that acceptance needs are timed in each step. After each step a path
+of two nodes of every row is moved once more, to positions that the next step overwrites. That is the most that a step
+of such trees can need, in memory as cold as the pass left it. Shares are of the step's seconds without these extra
+moves. The goal is 2 %. Writes `results/moving.json`.
 """
 
 from __future__ import annotations

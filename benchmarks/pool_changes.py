@@ -2,17 +2,19 @@
 
     python benchmarks/pool_changes.py --prompts math.jsonl,sql.jsonl --drafts RUN_A/draft,RUN_B/draft
 
-The draft that writes more alone is the one that changes. It begins spoilt, by noise in its weights. After `--before`
-requests the sound one is swapped in, with no word of how good it is, and requests are counted until it is used. After
-as many more it proposes wrong tokens, and the engine is not told: requests are counted until it drafts no more. That is
-done `--times` times, one request at a time. A change is followed where five answers in a row follow it. Answers in
-which nothing is drafted do not tell whether a sound draft is used. If five answers in a row of the last twenty before a
-change looked as if it had been followed, its requests do not count: a draft that was not used cannot be left.
+The draft that is faster alone is the one that changes. It begins spoilt, by noise in its weights. After `--before`
+requests the sound draft is swapped in, and the engine is not told how good it is. Requests are counted until it is
+used. After `--before` more it proposes wrong tokens, and the engine is not told. Requests are counted until it drafts
+no more. Both changes are made `--times` times, one request at a time.
 
-Then `--batch` answers to texts of `--context` tokens get another draft every 16 steps (`lbss`, which only explores),
-with reading ahead of switches and without, by turns: seconds of steps with a switch, and of those that read ahead, over
-those of a usual step of either side, in which no draft does either; and the memory of what drafts have read. Writes
-`results/pool_changes.json`. The exit code is 1 if a goal is missed, or no change counts.
+A change counts as followed where five answers in a row follow it. Answers in which nothing is drafted do not tell
+whether a sound draft is used. If five answers in a row of the last twenty before a change looked as if it had been
+followed, its requests do not count, since a draft that was not used cannot be left.
+
+Then `--batch` answers to texts of `--context` tokens get another draft every 16 steps (`lbss`, which only explores).
+Reading ahead of switches is on and off, by turns. Steps with a switch, and steps that read ahead, are timed as
+multiples of a usual step of either side, which does neither. The memory of what drafts have read is measured too.
+Writes `results/pool_changes.json`. The exit code is 1 if a goal is missed, or no change counts.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ def collapse(engine: Engine, name: str) -> None:
 
 
 def served_by(engine: Engine, text: Sequence[int], tokens: int) -> str | None:
-    """Answer a prompt. Return the draft that drafted most of its tokens, None where none did: no draft was worth it."""
+    """Answer a prompt. Return the draft that drafted most of its tokens, None if nothing was drafted."""
     drafted = Counter[str]()
     engine.submit(Request(f"follow-{next(NUMBERS)}", tuple(text), greedy(tokens)))
     while engine.has_work:
@@ -99,9 +101,9 @@ def served_by(engine: Engine, text: Sequence[int], tokens: int) -> str | None:
 
 
 def requests_until(holds: Callable[[], bool | None], most: int) -> int | None:
-    """Return the requests before `IN_A_ROW` of which it holds, None if that are more than `most`.
+    """Return the requests before the first `IN_A_ROW` in a row of which it holds, None if these are more than `most`.
 
-    A request of which it is None tells nothing: no draft was worth it.
+    Requests of which it is None are passed over: nothing was drafted.
     """
     run: list[int] = []  # the newest requests of which it holds, all in a row
     for number in range(most + IN_A_ROW):

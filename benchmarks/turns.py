@@ -1,12 +1,12 @@
 """Controllers that take turns on the same running requests, so that a machine whose speed wanders is the same for all.
 
-A round answers `batch` prompts that the draft was not trained on. The sides take turns of eight steps, in random order:
-controllers of one engine, and an engine without a draft beside it, which goes on behind the other one's text: a step
-takes the longer, the longer its context is. The first step of a turn does not count: a draft may have to read what it
-missed.
+A round answers `batch` prompts that the draft was not trained on. The sides take turns of eight steps, in random order.
+They are controllers of one engine, and an engine without a draft beside it. That engine continues the text of the first
+one, since a step takes longer with a longer context. The first step of a turn does not count: a draft may have to read
+what it missed.
 
-Where the best of several sides is compared with, it is chosen in the rounds of the first half, in which all sides take
-turns. The second half has other prompts and few sides, which write more tokens each (`Bench.halves`).
+Some benchmarks compare with the best of several sides. It is chosen in the first half of the rounds, in which all sides
+take turns. The second half has other prompts and few sides, which write more tokens each (`Bench.halves`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from distillspec.serving.proposers.by_name import use_trees
 
 TOKENS = 256  # of an answer
 TURN = 8  # steps of a side at a time
-ALIKE = 4  # smaller batches have as many more rounds: one answer tells little
+ALIKE = 4  # prompts: smaller batches have so many more rounds that they answer as many, since one answer tells little
 NO_DRAFT = "no draft"
 
 
 class Side(NamedTuple):
-    """An engine, with a controller of its own where sides share the engine.
+    """An engine, and the side's controller where sides share the engine.
 
     trees: settings that say how drafts grow trees, None: the engine's.
     """
@@ -74,8 +74,9 @@ class Bench:
     @classmethod
     def prepare(cls, options: argparse.Namespace, speculation_length: int, **settings: Any) -> Bench:
         """Load target and draft as `turn_options` name them. `settings` are those of the engine with the draft."""
-        target, alone = (load_target(TargetConfig(path=options.target, dtype=options.dtype)) for _ in range(2))
-        draft, largest = load_draft(options.draft, target), max(options.batches)
+        target, plain_target = (load_target(TargetConfig(path=options.target, dtype=options.dtype)) for _ in range(2))
+        draft = load_draft(options.draft, target)
+        largest = max(options.batches)
         prompts = _unseen(options, options.prompts, target, draft)
         setting = {
             "dtype": str(target.dtype),
@@ -87,7 +88,7 @@ class Bench:
             "rounds": options.rounds,
         }
         engine = make_engine(options, target, draft, largest, speculation_length=speculation_length, **settings)
-        plain = make_engine(options, alone, None, largest, prefix_reuse=True)  # it reads texts again and again
+        plain = make_engine(options, plain_target, None, largest, prefix_reuse=True)  # it reads texts again and again
         return cls(options, engine, plain, prompts, setting)
 
     def asking(self, prompts: str) -> Bench:
@@ -151,7 +152,7 @@ def by_turns(
 
 
 def turn_options(about: str, batches: Sequence[int], **more: Any) -> argparse.Namespace:
-    """Read the command line of a benchmark by turns. `more`: its own options, with their defaults."""
+    """Read the command line of a benchmark by turns. `more`: further options, with their defaults."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", required=True)
     parser.add_argument("--draft", required=True)
@@ -200,7 +201,7 @@ def _begin(engine: Engine, texts: Sequence[Sequence[int]], params: SamplingParam
 
 
 def _follow(engine: Engine, leader: Engine, params: SamplingParams) -> None:
-    """Let an engine answer behind the texts of another one. It has read most of them before."""
+    """Let an engine continue the texts of another one. It has read most of them before."""
     texts = [list(sequence.tokens) for sequence in leader.sequences.decoding]
     _end(engine)
     _begin(engine, texts, params)

@@ -30,9 +30,9 @@ class Study:
         minutes: of training, each kind.
         text_minutes: of writing text, once.
         words: further settings of every run. Those that choose the training text go to the first run alone.
-        elsewhere: further prompt files that the best kind and the tokens' one are judged on.
-        temperatures: other ones that these are judged at, on the study's own prompts.
-        states: of the target, to be recorded with the text. (): those that the first kind reads.
+        elsewhere: further prompt files, on which the best kind and `TOKENS` are judged.
+        temperatures: further ones, at which these two are judged on `prompts`.
+        states: those of the target that are recorded with the text. (): those that the first kind reads.
     """
 
     root: Path

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-# Times as fast as another side: over static after the shift in the median, at the lower end of the interval over
-# requests, over no speculation, and at the upper end of each window's interval, without and with an update in it.
-# Seconds from the shift to the first promotion. Shares of the processor time of server and trainer.
+# Times as fast as another side after the shift, but windows are of all turns.
 GOALS = {
-    "median": 1.06,
-    "low": 1.0,
-    "over_none": 1.0,
-    "window": 0.97,
-    "window_with_update": 0.90,
-    "first_promotion_s": 300.0,
-    "judging": 0.01,
-    "logging": 0.02,
+    "median": 1.06,  # over static, in the median of the turns
+    "low": 1.0,  # over static, at the lower end of the interval over requests
+    "over_none": 1.0,  # over no speculation, in the median of the turns
+    "window": 0.97,  # over static, at the upper end of the interval of every window in which no update ran
+    "window_with_update": 0.90,  # the same for windows with an update
+    "first_promotion_s": 300.0,  # seconds from the shift
+    "judging": 0.01,  # share of the processor time of server and trainer
+    "logging": 0.02,  # the same
 }
 
 

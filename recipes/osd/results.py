@@ -20,8 +20,8 @@ from distillspec.recipes.osd.tables import tables
 def write_results(study: Study) -> str:
     """Write `results.json`, `results.md` and the plots. Return the tables.
 
-    Recording, arms and cells have the provenance of their own run, None from before it was written. The last one is
-    that of the tables.
+    Recording, arms and cells have the provenance of the run that made them, None where an old run did not write it. The
+    results as a whole have that of the tables.
     """
     finished = {name: read_object(study.arm(name)) for name in ARMS if study.arm(name).is_file()}
     offline, grid = (study.finished(part) for part in ("offline", "grid"))

@@ -13,7 +13,7 @@ from distillspec.serving.simulation.figures import figures_of
 
 COUNTS = (1, 2, 3, 4, 6, 8)
 LENGTH = "fixed-4"  # lengths by no rule, so that nothing but the number of micro-batches differs
-TEXT = 160  # tokens of a row that the caches of all drafts have room for at the memory's end. Answers end at 256
+TEXT = 160  # tokens a row that fit into the small memory with the caches of all drafts. Answers end at 256
 
 
 def micro_batches(machine: Hardware, requests: Sequence[SimulatedRequest], draft: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Regret of selections against an oracle over many answers, one at a time: on traces that stay, and on one that drifts.
+"""Regret of selections against an oracle, over many answers, one at a time. One of the traces drifts.
 
-Regret is the time that a selection has taken more than the oracle, in answers of the oracle.
+Regret is the time that a selection has taken beyond the oracle's, in units of the oracle's mean time of an answer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from distillspec.types import Floats
 LEARNING = ("lbss", "epsilon_greedy", "goodput")  # selections that learn
 ONE, FIVE, DRIFT = "one kind", "five kinds", "drift"
 TRACES = (ONE, FIVE, DRIFT)
-KINDS = ("sql", "maths", "summaries")  # of the trace that drifts, one after another. The first is that of one kind
+KINDS = ("sql", "maths", "summaries")  # of the trace that drifts, in turn. `ONE` has the first alone
 POINTS = 40  # of a curve
-FITTED, LEAST = 8, 16  # answers before the first point that fits go by, and at least of a trace
+FITTED = 8  # answers: fits leave out what was before
+LEAST = 16  # answers of a trace
 
-FEWEST, NARROW = 3, 0.005  # seeds; and two standard errors of regret, over all answers, that need no more of them
+FEWEST = 3  # seeds
+NARROW = 0.005  # share of the oracle's time: no further seed is run where two standard errors are as narrow
 
 
 @dataclass(frozen=True)

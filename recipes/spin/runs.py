@@ -21,7 +21,7 @@ def simulation(
     """Return a simulation that has not run yet.
 
     Args:
-        policy: lengths by this, if anything is drafted.
+        policy: of lengths, unless the selection is `PLAIN`.
         selection: a selection, a draft for every request, or `PLAIN`.
         seed: of the selection.
     """
