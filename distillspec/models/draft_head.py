@@ -15,27 +15,27 @@ from distillspec.models.language_model import LanguageModel
 class HeadRows:
     """Where the rows of a renewed head were before."""
 
-    places: Tensor  # [n] int64, −1 for a new row
+    old_rows: Tensor  # [n] int64, −1 for a new row
 
     @classmethod
     def between(cls, before: Tensor, after: Tensor) -> HeadRows:
         """Compare kept ids, sorted."""
-        places = torch.searchsorted(before, after).clamp(max=len(before) - 1)
-        return cls(torch.where(before[places] == after, places, -1))
+        old_rows = torch.searchsorted(before, after).clamp(max=len(before) - 1)
+        return cls(torch.where(before[old_rows] == after, old_rows, -1))
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.old_rows)
 
     @property
     def new(self) -> int:
         """Number of rows that were not there."""
-        return int((self.places < 0).sum())
+        return int((self.old_rows < 0).sum())
 
     def moved(self, before: Tensor, new: Tensor) -> Tensor:
-        """Return the rows of `before [m, …]` at their new places, and those of `new [n, …]` elsewhere."""
-        places = self.places.to(before.device)
-        known = (places >= 0).view(-1, *[1] * (before.dim() - 1))
-        return torch.where(known, before[places.clamp(min=0)], new)
+        """Return the rows of `before [m, …]` in their new order, and those of `new [n, …]` elsewhere."""
+        old_rows = self.old_rows.to(before.device)
+        known = (old_rows >= 0).view(-1, *[1] * (before.dim() - 1))
+        return torch.where(known, before[old_rows.clamp(min=0)], new)
 
 
 def truncate_head(draft: LanguageModel, kept_ids: Tensor) -> LanguageModel:
@@ -88,7 +88,7 @@ def renew_head(draft: LanguageModel, kept_ids: Tensor, target: LanguageModel) ->
             parameter.zero_()
         scale = target.head.scale / draft.head.scale  # rows that were copied have the target's in them
         head.weight[:, : theirs.shape[1]] = (theirs[kept_ids.to(theirs.device)] * scale).to(head.weight)
-        for new, own in zip(head.parameters(), old.parameters(), strict=True):
-            new.copy_(rows.moved(own, new))
+        for new_parameter, old_parameter in zip(head.parameters(), old.parameters(), strict=True):
+            new_parameter.copy_(rows.moved(old_parameter, new_parameter))
     draft.model.set_output_embeddings(head)
     return replace(draft, kept_ids=kept_ids.cpu())

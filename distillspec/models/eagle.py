@@ -71,7 +71,8 @@ class EagleLayer(LlamaDecoderLayer):
     ) -> None:
         attention = self.self_attn  # packed weights give queries too: the three are one product
         shape = (*both.shape[:-1], -1, attention.head_dim)
-        keys, values = (own(both).view(shape).transpose(1, 2) for own in (attention.k_proj, attention.v_proj))
+        projections = attention.k_proj, attention.v_proj
+        keys, values = (projection(both).view(shape).transpose(1, 2) for projection in projections)
         keys = apply_rotary_pos_emb(keys, keys, *position_embeddings)[0]
         if slot_view is not None:
             keep(slot_view, attention.layer_idx, keys, values)
@@ -130,8 +131,8 @@ def begin_from(model: PreTrainedModel, target: LanguageModel) -> int:
     """
     layers, copied = list(model.get_decoder().layers), 0
     if lends_layers(target):
-        for own, theirs in zip(reversed(layers), reversed(target.layers), strict=False):
-            copied += _copy_layer(own, dict(theirs.named_parameters()), first=own is layers[0])
+        for layer, target_layer in zip(reversed(layers), reversed(target.layers), strict=False):
+            copied += _copy_layer(layer, dict(target_layer.named_parameters()), first=layer is layers[0])
     return copied + copy_ends(model, target)
 
 

@@ -49,8 +49,9 @@ class FusedLayers:
         if model.state_input is not None or not has_llama_layers(model):
             return False
         products = [product for layer in model.layers for product in products_of(layer)]
-        own = all(type(product) is nn.Linear for product in products)  # no adapters
-        return own and all(part.weight.dtype == model.dtype and part.weight.device == model.device for part in products)
+        if any(type(product) is not nn.Linear for product in products):  # adapters
+            return False
+        return all(part.weight.dtype == model.dtype and part.weight.device == model.device for part in products)
 
     def takes(self, view: FlatView) -> bool:
         """Return True for a pass over one rectangle of windows, over a cache that the Triton kernel reads."""
@@ -125,13 +126,13 @@ def _joined(parts: list[nn.Linear]) -> Tensor:
     weights = [part.weight.detach() for part in parts]
     first, ends = weights[0], accumulate(weight.numel() for weight in weights)
     begins = [first.storage_offset() + start for start in (0, *ends)][: len(parts)]
-    one = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
-    if one and [weight.storage_offset() for weight in weights] == begins:
+    is_one_storage = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
+    if is_one_storage and [weight.storage_offset() for weight in weights] == begins:
         return first.as_strided((sum(map(len, weights)), first.shape[1]), first.stride())
     with torch.inference_mode(False), torch.no_grad():  # whoever trains the model later can
         whole = torch.cat(weights)
-        for part, own in zip(parts, whole.split(list(map(len, weights))), strict=True):
-            part.weight.data = own
+        for part, part_weight in zip(parts, whole.split(list(map(len, weights))), strict=True):
+            part.weight.data = part_weight
     return whole
 
 

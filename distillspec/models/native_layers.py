@@ -146,8 +146,8 @@ class NativeLayers:
     def _columns(self, cache: SlotCache) -> list[int]:
         """Return where each state begins among those that the cache keeps of a token, −1 for others."""
         columns = [-1] * (1 + len(self._layers))
-        for place, state in enumerate(cache.state_ids):
-            columns[state] = place * self._sizes[0]
+        for index, state in enumerate(cache.state_ids):
+            columns[state] = index * self._sizes[0]
         return columns
 
     def _kept(self, cache: SlotCache, like: Tensor) -> list[int]:

@@ -13,7 +13,7 @@ import triton.language as tl
 @triton.jit
 def places_in_memory(
     n,  # [COLUMNS] places of one slot
-    held,  # [COLUMNS] which of them there are
+    exists,  # [COLUMNS] which of them there are
     slot,
     table,
     columns,
@@ -21,14 +21,14 @@ def places_in_memory(
     held_place,
     PAGE: tl.constexpr,
 ):
-    """Return where the keys of `n` lie in one head, and which of them are held: a page may be missing."""
+    """Return where the keys of `n` lie in one head, and which of them exist: a page may be missing."""
     if PAGE > 0:
-        page = tl.load(table + slot * columns + n // PAGE, mask=held, other=0)
-        held = held & (page > 0)
+        page = tl.load(table + slot * columns + n // PAGE, mask=exists, other=0)
+        exists = exists & (page > 0)
         at = page.to(tl.int64) * held_slot + n % PAGE * held_place
     else:
         at = slot * held_slot + n * held_place
-    return at, held
+    return at, exists
 
 
 @triton.jit
@@ -109,14 +109,14 @@ def attend_part(
     mean = tl.zeros([ROWS, DIMS], tl.float32)
     for first in range(begin, end, COLUMNS):
         n = first + tl.arange(0, COLUMNS)
-        row_at, held = places_in_memory(n, n < end, slot, table, columns, held_slot, held_place, PAGE)
+        row_at, exists = places_in_memory(n, n < end, slot, table, columns, held_slot, held_place, PAGE)
         at = (row_at + head * held_head)[:, None] + d[None, :]
-        there = held[:, None] & (d < DIM)[None, :]
+        there = exists[:, None] & (d < DIM)[None, :]
         k = tl.load(keys + at, mask=there, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if SOFTCAP > 0:
             scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)  # tanh
-        seen = (n[None, :] <= place[:, None]) & held[None, :]
+        seen = (n[None, :] <= place[:, None]) & exists[None, :]
         key_position = n
         if WORDS > 0:
             related, key_position = seen_in_tree(n, root, width, bits_at, positions + row * width, real)
@@ -176,8 +176,8 @@ def join_parts(
         part = begin + tl.arange(0, STEP)
         share = tl.exp(tl.load(weight + first + part * ROWS, mask=part < parts, other=float("-inf")) - top)
         there = (part < parts)[:, None] & (d < DIM)[None, :]
-        own = tl.load(partial + (first + part * ROWS)[:, None] * DIM + d[None, :], mask=there, other=0.0)
-        mean += tl.sum(share[:, None] * own, 0)
+        part_mean = tl.load(partial + (first + part * ROWS)[:, None] * DIM + d[None, :], mask=there, other=0.0)
+        mean += tl.sum(share[:, None] * part_mean, 0)
     mean = mean / tl.where(total == 0.0, 1.0, total)
     to = out + (token * tl.num_programs(1) + head) * DIM + d
     tl.store(to, mean.to(out.dtype.element_ty), mask=d < DIM)

@@ -59,8 +59,8 @@ class StopHead(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logit of the acceptance of each row of `inputs [n, F]`, `[n]` float32."""
-        found: Tensor = self.layers(self.norm(inputs))[:, 0]
-        return found
+        logits: Tensor = self.layers(self.norm(inputs))[:, 0]
+        return logits
 
     @torch.no_grad()
     def acceptance(self, states: Tensor, logits: Tensor) -> Tensor:

@@ -75,4 +75,4 @@ def test_rows_say_where_they_were() -> None:
     assert (len(rows), rows.new) == (7, 3)
     moved = rows.moved(torch.arange(6.0), torch.full((7,), -5.0))
     assert moved.tolist() == [0.0, 1.0, 2.0, -5.0, 4.0, -5.0, -5.0]
-    assert HeadRows.between(BEFORE, BEFORE).places.tolist() == list(range(6))
+    assert HeadRows.between(BEFORE, BEFORE).old_rows.tolist() == list(range(6))
