@@ -82,7 +82,7 @@ def cpp_compiler() -> str | None:
 def _compilers() -> list[str]:
     """Return all C++ compilers, the one to try first first."""
     names = (os.environ.get("CXX", ""), "g++", "clang++")
-    return list(dict.fromkeys([found for name in names if (found := shutil.which(name))]))
+    return list(dict.fromkeys([path for name in names if (path := shutil.which(name))]))
 
 
 def library(source: Path, *defined: str) -> ctypes.CDLL:

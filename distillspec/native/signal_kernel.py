@@ -88,15 +88,15 @@ def signal_kernel_for(logits: Tensor) -> SignalKernel | None:
 @cache
 def _kernel() -> SignalKernel | None:
     try:
-        found = library(SOURCES / "signals.cpp")
+        kernels = library(SOURCES / "signals.cpp")
     except NotBuilt:
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    functions = {torch.float32: found.signals_float32, torch.bfloat16: found.signals_bfloat16}
+    functions = {torch.float32: kernels.signals_float32, torch.bfloat16: kernels.signals_bfloat16}
     for function in functions.values():
         function.argtypes = [pointer, *[number] * 4, *[pointer] * 3, ctypes.c_int]
         function.restype = None
-    recording = {torch.float32: found.record_float32, torch.bfloat16: found.record_bfloat16}
+    recording = {torch.float32: kernels.record_float32, torch.bfloat16: kernels.record_bfloat16}
     for function in recording.values():
         function.argtypes = [pointer, number, number, number, pointer, pointer, number, pointer, ctypes.c_int]
         function.restype = None

@@ -138,7 +138,7 @@ def coded(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     Rows are codes, less that of zero, times scales. Of some scales a row gets that with the least squared error.
     """
     parts = [_coded(part, dtype) for part in weight.split(ROWS_AT_ONCE)]
-    codes, scales = (torch.cat(own) for own in zip(*parts, strict=True))
+    codes, scales = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
     return codes, scales
 
 
