@@ -145,8 +145,8 @@ def score(samples: Sequence[Sample], target: LanguageModel, signal: SignalReques
         hidden = hidden.reshape(-1, hidden.shape[-1])[batch.loss_index.to(target.device)]
         if signal.kind == "hidden":
             lengths = [len(sample.response_ids) for sample in chunk]
-            for index, own in zip(indices, hidden.split(lengths), strict=True):
-                scored[index] = replace(samples[index], signal=hidden_signal(own, target.head))
+            for index, states in zip(indices, hidden.split(lengths), strict=True):
+                scored[index] = replace(samples[index], signal=hidden_signal(states, target.head))
             continue
         recorders = [SignalRecorder(signal, stable_seed(seed, sample.prompt_id)) for sample in chunk]
         owners = [recorder for recorder, s in zip(recorders, chunk, strict=True) for _ in s.response_ids]

@@ -50,7 +50,7 @@ class ShardWriter:
         self._manifest = self._open(json.loads(json.dumps(key)))
         self.spent_s = float(self._manifest.get("seconds", 0.0))  # on the folder, before it was opened now
         self.done_ids = {
-            own["prompt_id"] for shard in self._manifest["shards"] for own in _metadata_of(folder / shard["file"])
+            sample["prompt_id"] for shard in self._manifest["shards"] for sample in _metadata_of(folder / shard["file"])
         }
 
     def add(self, sample: Sample) -> None:
@@ -126,26 +126,26 @@ def is_whole(folder: Path) -> bool:
 
 
 def read_samples(
-    folder: Path, identity: ModelIdentity | None = None, state_bytes: float = 0, place: str | None = None
+    folder: Path, identity: ModelIdentity | None = None, state_bytes: float = 0, setting: str | None = None
 ) -> list[Sample]:
     """Return all samples of a folder.
 
     Args:
-        place: the setting that names the folder, where that is not `data.cache`.
+        setting: the one that names the folder, where that is not `data.cache`.
         state_bytes: memory for recorded states. Those of later shards are left out.
 
     Raises:
         ConfigError: no manifest, a damaged shard, one of a newer version, or another target than `identity`.
     """
-    path, place = folder / MANIFEST, place or f"data.cache={folder}"
+    path, setting = folder / MANIFEST, setting or f"data.cache={folder}"
     if not path.is_file():
-        raise ConfigError(f"{place} has no {MANIFEST}; make the folder with distill generate")
+        raise ConfigError(f"{setting} has no {MANIFEST}; make the folder with distill generate")
     manifest = _read_manifest(path)
     made_by = manifest["key"].get("target", {})
     for name in ("tokenizer_hash", "weights_hash"):
         if identity is not None and made_by.get(name) != asdict(identity)[name]:
             raise ConfigError(
-                f"{place} was made with another target ({name} {made_by.get(name)}, this target's is "
+                f"{setting} was made with another target ({name} {made_by.get(name)}, this target's is "
                 f"{asdict(identity)[name]}); generate it again with this one"
             )
     samples: list[Sample] = []

@@ -38,18 +38,18 @@ def strange_signals(samples: Sequence[Sample], target: LanguageModel) -> str | N
     return f"recorded log-probabilities are {off:.2f} nats off what {target.name} says of the same text"
 
 
-def read_checked(folder: Path, target: LanguageModel, place: str, state_bytes: float = 0) -> list[Sample]:
+def read_checked(folder: Path, target: LanguageModel, setting: str, state_bytes: float = 0) -> list[Sample]:
     """Return the samples of a folder that a setting names. See `read_samples`.
 
     Args:
-        place: the setting, for the message.
+        setting: its name, for the message.
 
     Raises:
         ConfigError: as `read_samples`, or signals are not the target's: early versions wrote such on CPUs.
     """
-    samples = read_samples(folder, target.identity, state_bytes, place)
+    samples = read_samples(folder, target.identity, state_bytes, setting)
     if strange := strange_signals(samples, target):
-        raise ConfigError(f"{place}: {strange}; write the text again, and name no run with this one")
+        raise ConfigError(f"{setting}: {strange}; write the text again, and name no run with this one")
     return samples
 
 
