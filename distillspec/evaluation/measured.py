@@ -118,9 +118,9 @@ def measure_speedup(
     if not groups:
         raise ConfigError("the measured speed-up needs at least one prompt; raise evaluation.speedup_prompts")
     how = Decoding(policy, speculation_length, max_new_tokens, seed, max(map(len, groups)))
-    with decoders(draft, target, how) as found:
-        found.speculative(groups[0])  # the first call pays for start-up work of both models
-        ways = [way for way in found if way is not None]
+    with decoders(draft, target, how) as all_ways:
+        all_ways.speculative(groups[0])  # the first call pays for start-up work of both models
+        ways = [way for way in all_ways if way is not None]
         runs: list[list[Run]] = [[] for _ in ways]
         for index, group in enumerate(groups):
             for way in in_turn(range(len(ways)), index):
@@ -129,8 +129,8 @@ def measure_speedup(
                 on_prompt(index + 1, len(groups))
     plain, fast, served = runs[0], runs[1], runs[2] if len(runs) > 2 else None
 
-    def ratio(own: Sequence[Run]) -> Interval:
-        paired = [run.tokens_per_s / slow.tokens_per_s for run, slow in zip(own, plain, strict=True)]
+    def ratio(way_runs: Sequence[Run]) -> Interval:
+        paired = [run.tokens_per_s / slow.tokens_per_s for run, slow in zip(way_runs, plain, strict=True)]
         return median_interval(paired, bootstrap_samples, seed)
 
     return MeasuredSpeedup(

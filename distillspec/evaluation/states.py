@@ -116,10 +116,10 @@ def drafted_hidden(
     if draft.state_input is None:
         return [response_hidden(draft, sample)]
     assert states is not None, "a draft that reads states needs the target's"
-    ids, places = _read(draft, sample)
+    ids, position_ids = _read(draft, sample)
     features = states.features(sample, draft.state_ids)
     positions = min(speculation_length, draft.most_positions or speculation_length)
-    return unrolled(draft, ids, places, features, [places[0, len(sample.prompt_ids) - 1 :]] * positions)
+    return unrolled(draft, ids, position_ids, features, [position_ids[0, len(sample.prompt_ids) - 1 :]] * positions)
 
 
 def _read(model: LanguageModel, sample: Sample) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ def stop_examples(
     Args:
         on_sample: called with the number of samples that are read.
     """
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    examples: list[tuple[Tensor, Tensor, Tensor]] = []
     for done, sample in enumerate(samples, 1):
         positions = measure_positions(
             draft, states.target, sample, policy, states=states, speculation_length=speculation_length
@@ -57,10 +57,10 @@ def stop_examples(
         for depth, hidden in enumerate(drafted_hidden(draft, sample, states, speculation_length)):
             logits = draft.head.logits(hidden)
             best = torch.softmax(logits.float(), -1).amax(-1)
-            found.append((head.inputs(hidden, logits).cpu(), best.cpu(), positions.at(depth).alpha.float()))
+            examples.append((head.inputs(hidden, logits).cpu(), best.cpu(), positions.at(depth).alpha.float()))
         states.forget()  # each sample is read once
         on_sample(done)
-    return StopExamples(*(torch.cat(column) for column in zip(*found, strict=True)))
+    return StopExamples(*(torch.cat(column) for column in zip(*examples, strict=True)))
 
 
 @torch.no_grad()
