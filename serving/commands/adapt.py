@@ -56,25 +56,26 @@ def run(config: AdaptCommand, folder: Path) -> None:
 def _judge(config: AdaptCommand, settings: OnlineSettings, report: Report) -> dict[str, Any] | None:
     """Judge the newest candidate of each draft by its scores. Return the last verdict, None without enough answers."""
     replay, registry = ReplayLog(settings.layout.replay), VersionRegistry(settings.layout.versions)
-    target, found = load_target(config.target), None
+    target, last_verdict = load_target(config.target), None
     for member in registry.pool.learners():
-        own = registry.of(member)
-        if not own.versions("candidate"):
+        member_registry = registry.of(member)
+        if not member_registry.versions("candidate"):
             continue
 
-        def costs(own: VersionRegistry = own) -> Costs:
-            serving = own.current()
+        def costs(member_registry: VersionRegistry = member_registry) -> Costs:
+            serving = member_registry.current()
             assert serving is not None, "there is a candidate, so a version serves"
             return step_costs(target, load_draft(serving.path, target))
 
         log, scores = log_of(member, replay, registry), ScoreTable(settings.layout.scores)
-        keeper = Gatekeeper(settings, own, Judge(settings, own, log, scores, costs), report=report)
+        judge = Judge(settings, member_registry, log, scores, costs)
+        keeper = Gatekeeper(settings, member_registry, judge, report=report)
         verdict = keeper.judge_newest(final=True)
         if verdict is None:
             print(f"{_of(member)}not judged: there are {keeper.waiting_for}")
         else:
-            found = verdict.to_json()
-    return found
+            last_verdict = verdict.to_json()
+    return last_verdict
 
 
 def _of(member: str) -> str:

@@ -184,8 +184,16 @@ def _of_drafts(
 
 def _selecting(inside: LengthController, chosen: str, engine: Engine, settings: EngineConfig) -> SelectingController:
     options = settings.selection_options if chosen == settings.selection else {}
-    own, known, free = (chosen, list(engine.drafts), options), evaluated(engine.drafts), free_sources(settings)
-    return compared_selection(inside, *own, seed=settings.seed, expected=known, free=free, costs=engine.costs)
+    return compared_selection(
+        inside,
+        chosen,
+        list(engine.drafts),
+        options,
+        seed=settings.seed,
+        expected=evaluated(engine.drafts),
+        free=free_sources(settings),
+        costs=engine.costs,
+    )
 
 
 def _measure(config: BenchCommand, sides: dict[str, Side[Any]], prompts: Sequence[Any]) -> Records:

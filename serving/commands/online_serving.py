@@ -45,8 +45,8 @@ class AdaptationControl:
         supervisor, events = adaptation.supervisor, adaptation.reporter.events
         return OnlineFigures(
             mode=adaptation.settings.online.mode,
-            serving=_by_draft(drafts, lambda own: own.serving),
-            waiting_for=_by_draft(drafts, lambda own: own.gatekeeper.waiting_for),
+            serving=_by_draft(drafts, lambda learner: learner.serving),
+            waiting_for=_by_draft(drafts, lambda learner: learner.gatekeeper.waiting_for),
             paused=adaptation.paused,
             collapsed=any(draft.served.collapsed for draft in drafts),
             suspected=bool(adaptation.pool.suspects),
@@ -160,5 +160,5 @@ class RegistryCatalogue:
 
 def _by_draft(drafts: Sequence[LearningDraft], of: Callable[[LearningDraft], str | None]) -> str | None:
     """Return what a server's only draft has to say, or one text of those that several have."""
-    found = {draft.name: text for draft in drafts if (text := of(draft))}
-    return ", ".join([f"{name}: {text}" if name else text for name, text in found.items()]) or None
+    texts = {draft.name: text for draft in drafts if (text := of(draft))}
+    return ", ".join([f"{name}: {text}" if name else text for name, text in texts.items()]) or None
