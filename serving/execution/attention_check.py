@@ -111,16 +111,16 @@ class AttentionCheck:
             for given, wanted in ((query, inputs[0]), (key, inputs[1])):
                 self._check(given.transpose(1, 2), wanted.transpose(1, 2), 0.0, unit)
         wanted = call.output[:, piece]
-        found = attention(*inputs, view)
+        actual = attention(*inputs, view)
         perturbed = [_perturbed(tensor, unit, self._generator) for tensor in inputs]
-        noise = _norm(attention(*perturbed, replace(view, cache=self._caches[1], _kept={})) - found)
-        self._check(found, wanted, noise, unit)
+        noise = _norm(attention(*perturbed, replace(view, cache=self._caches[1], _kept={})) - actual)
+        self._check(actual, wanted, noise, unit)
         self._next += 1
         return wanted
 
-    def _check(self, found: Tensor, wanted: Tensor, noise: Tensor | float, unit: float) -> None:
+    def _check(self, actual: Tensor, wanted: Tensor, noise: Tensor | float, unit: float) -> None:
         """Compare `[B, q, heads, d]` head by head and place by place. NaN in the model's own pass is skipped."""
-        error, size = _norm(found - wanted), _norm(wanted)
+        error, size = _norm(actual - wanted), _norm(wanted)
         wrong = ~(error <= LIMIT * (noise + unit * size)) & size.isfinite() & self._real[..., None]
         if bool(wrong.any()):
             off = float((error / size)[wrong].nan_to_num(torch.inf).max())

@@ -162,14 +162,14 @@ def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _is_argument(name: str, arguments: Collection[str]) -> bool:
     """Return True if a guard is about one of the arguments and not about the decoder, which is the first."""
     name = name.removeprefix("L['")
-    found = re.match(r"\w+", name)
-    return found is not None and found[0] in arguments and not re.match(r"args(\'\])?\[0\]", name)
+    match = re.match(r"\w+", name)
+    return match is not None and match[0] in arguments and not re.match(r"args(\'\])?\[0\]", name)
 
 
 def _copied(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function with code of its own: compiled code is found by it, and is one decoder's alone."""
     assert isinstance(function, FunctionType)
     code = function.__code__.replace(co_name=function.__code__.co_name)
-    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    own.__kwdefaults__ = function.__kwdefaults__
-    return own
+    copied = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied

@@ -65,7 +65,7 @@ def _plain(model: LanguageModel) -> Layers:
 def _passes(model: LanguageModel, cache: SlotCache) -> list[FlatBatch]:
     """Return a pass over windows at the start of some slots, and one over a token behind each."""
     size = model.identity.vocab_size
-    tokens = [[(7 * place + 31 * row) % size for place in range(WINDOW + 1)] for row in range(ROWS)]
+    tokens = [[(7 * index + 31 * row) % size for index in range(WINDOW + 1)] for row in range(ROWS)]
     begins = [RowInput(row, 0, text[:WINDOW], WINDOW) for row, text in enumerate(tokens)]
     goes_on = [RowInput(row, WINDOW, text[WINDOW:]) for row, text in enumerate(tokens)]
     return [FlatBatch.of(cache, rows, model.device) for rows in (begins, goes_on)]

@@ -144,12 +144,12 @@ def _neighbours(rows: Sequence[RowInput]) -> list[tuple[int, int]]:
     A rectangle of neighbours is read from the cache without a copy. Prompts of unlike lengths would pad each other.
     """
     runs: list[tuple[int, int]] = []
-    for place, row in enumerate(rows):
-        joins = place > 0 and rows[place - 1].slot + 1 == row.slot and _alike(rows[place - 1], row)
-        runs.append((runs.pop()[0] if joins else place, place + 1))
+    for index, row in enumerate(rows):
+        joins = index > 0 and rows[index - 1].slot + 1 == row.slot and _alike(rows[index - 1], row)
+        runs.append((runs.pop()[0] if joins else index, index + 1))
     return runs
 
 
-def _alike(one: RowInput, other: RowInput) -> bool:
-    lengths = len(one.tokens), len(other.tokens)
+def _alike(row: RowInput, other: RowInput) -> bool:
+    lengths = len(row.tokens), len(other.tokens)
     return max(lengths) <= NARROW or lengths[0] == lengths[1]

@@ -172,7 +172,7 @@ class ModelRunner:
         if all(row.wanted == len(row.tokens) for row in rows):
             return hidden
         ends = accumulate(len(row.tokens) for row in rows)
-        return hidden[[place for end, row in zip(ends, rows, strict=True) for place in range(end - row.wanted, end)]]
+        return hidden[[index for end, row in zip(ends, rows, strict=True) for index in range(end - row.wanted, end)]]
 
     def begin(self, batch: FlatBatch, count: int, *, recording: bool = False) -> Tensor:
         """Read the rows of a draft, for `count` drafted positions. Return what `follow` and `logits` carry on.

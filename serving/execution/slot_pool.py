@@ -286,14 +286,14 @@ class SlotPool:
         assert all(len(text) <= held for text, held in texts), "a text has less memory than it takes"
 
 
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+def common_length(text: Sequence[int], other: Sequence[int]) -> int:
     """Count equal leading tokens, by bisection: comparing slices is much faster than a loop. Most texts part early."""
-    agree, end = 0, min(len(one), len(other))
-    if one[:PROBE] != other[:PROBE]:
+    agree, end = 0, min(len(text), len(other))
+    if text[:PROBE] != other[:PROBE]:
         end = min(end, PROBE)
     while agree < end:
         middle = (agree + end + 1) // 2
-        if one[agree:middle] == other[agree:middle]:
+        if text[agree:middle] == other[agree:middle]:
             agree = middle
         else:
             end = middle - 1

@@ -89,8 +89,8 @@ class StateRunner(ModelRunner):
 
     def _features(self) -> Tensor:
         """Return the target's states. They are there before it reads anything: a recorded loop keeps their address."""
-        if (held := self.source.features) is not None:
-            return held  # finding the model's head for the next line takes as long as a small product
+        if (features := self.source.features) is not None:
+            return features  # finding the model's head for the next line takes as long as a small product
         like = between(self.model.head.weight[:0], self._source_device)
         return self.source.kept_states(like, self._input.target_width)
 
