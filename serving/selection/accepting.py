@@ -12,7 +12,7 @@ from distillspec.serving.base.rows import RowView
 from distillspec.serving.base.tree import LOOKUP, SUFFIX
 from distillspec.types import Floats
 
-DOMAINS, WORDS = 32, 128  # places that domains and prompt tokens are hashed to
+DOMAINS, WORDS = 32, 128  # entries that domains and prompt tokens are hashed to
 LONG_ANSWER = 256.0  # tokens
 LONG_MATCH = 64  # tokens
 PLAIN = 3  # features before the domains: a constant, and those of `place_in_text`
@@ -34,27 +34,27 @@ def features(row: RowView) -> Floats:
 
     Tokens and names are hashed, so that neither vocabulary nor domains have to be known.
     """
-    found = numpy.zeros(SIZE)
-    found[0] = 1.0
-    found[1:PLAIN] = place_in_text(row)
-    found[PLAIN + domain_place(row)] = 1.0
+    vector = numpy.zeros(SIZE)
+    vector[0] = 1.0
+    vector[1:PLAIN] = place_in_text(row)
+    vector[PLAIN + domain_place(row)] = 1.0
     if row.prompt:
         tokens = numpy.unique(numpy.array(row.prompt, dtype=numpy.int64))
         counts = numpy.bincount((tokens * 2654435761 >> 7) % WORDS, minlength=WORDS).astype(float)
-        found[PLAIN + DOMAINS :] = counts / numpy.linalg.norm(counts)
-    return found
+        vector[PLAIN + DOMAINS :] = counts / numpy.linalg.norm(counts)
+    return vector
 
 
 def domain_place(row: RowView) -> int:
-    """Return which of the `DOMAINS` places a row's domain has."""
+    """Return which of the `DOMAINS` entries a row's domain has."""
     return crc32(row.domain.encode()) % DOMAINS
 
 
 def of_domain(row: RowView) -> Floats:
     """Return features that say of a request that it is of its domain, and no more."""
-    found = numpy.zeros(SIZE)
-    found[[0, PLAIN + domain_place(row)]] = 1.0
-    return found
+    vector = numpy.zeros(SIZE)
+    vector[[0, PLAIN + domain_place(row)]] = 1.0
+    return vector
 
 
 def place_in_text(row: RowView) -> tuple[float, float]:
@@ -69,9 +69,9 @@ def place_in_text(row: RowView) -> tuple[float, float]:
 
 def moved(known: Floats, row: RowView) -> Floats:
     """Return the features of a request whose answer has come to another place."""
-    found = known.copy()
-    found[1:PLAIN] = place_in_text(row)
-    return found
+    vector = known.copy()
+    vector[1:PLAIN] = place_in_text(row)
+    return vector
 
 
 @dataclass

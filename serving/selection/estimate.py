@@ -63,30 +63,30 @@ class DraftsAcceptance:
         """Return P(accepted) at the mean of the log-odds."""
         return sigmoid(self.log_odds(source, known)[0])
 
-    def chances(self, known: Floats, own: Mapping[str, Tried], sources: Sequence[str]) -> list[float]:
+    def chances(self, known: Floats, own_trials: Mapping[str, Tried], sources: Sequence[str]) -> list[float]:
         """Return P(accepted) of each draft for a request with trials of its own.
 
         Those of the other drafts count for a part: a text may be harder for all of them. Trials are compared with what
         was expected where they were made, which may be another place of the answer.
         """
-        expected = {name: self.log_odds(name, trials.known)[0] for name, trials in own.items()}
+        expected = {name: self.log_odds(name, trials.known)[0] for name, trials in own_trials.items()}
         misses, doubts = dict[str, float](), dict[str, float]()
-        for name, (tried, accepted, _) in own.items():
+        for name, (tried, accepted, _) in own_trials.items():
             if self._collapse_test(name).has_collapsed:
                 continue
             chance = sigmoid(expected[name])
             misses[name], doubts[name] = accepted - tried * chance, tried * chance * (1 - chance)
-        found = []
+        chances = []
         for name in sources:
             miss = sum(misses.values()) - misses.get(name, 0.0)
             doubt = sum(doubts.values()) - doubts.get(name, 0.0)
             offset = max(-MOST_OFFSET, min(MOST_OFFSET, ALIKE * miss / (doubt + STRENGTH / 4)))
             chance = sigmoid(self.log_odds(name, known)[0] + offset)
-            if (trials := own.get(name)) is not None:
+            if (trials := own_trials.get(name)) is not None:
                 surprise = trials.accepted - trials.tried * sigmoid(expected[name] + offset)
                 chance = max(0.0, min(1.0, chance + surprise / (trials.tried + STRENGTH)))
-            found.append(chance)
-        return found
+            chances.append(chance)
+        return chances
 
     @property
     def surprises(self) -> int:

@@ -176,8 +176,8 @@ class GoodputSelection(SelectionState):
         others = [other for other in rows if other is not row and other.sequence_id in self._answers]
         beside = [self._prospects.optimistic(other, names, self._answers[other.sequence_id]) for other in others]
         able = [names.index(self._member(name)) for name in members_of(row, self.free)]
-        able.sort(key=lambda place: names[place] not in self.free)  # first, where no draft is worth more than nothing
-        first = self._first.best_for_all_rows(row, names, able, (beside, self._places(others, names)), chances)
+        able.sort(key=lambda index: names[index] not in self.free)  # first, where no draft is worth more than nothing
+        first = self._first.best_for_all_rows(row, names, able, (beside, self._draft_indices(others, names)), chances)
         draft, mean, drawn = names[first.chosen], chances.mean[first.chosen], chances.drawn[first.chosen]
         # A trial is believed in: by what is expected of the draft, a controller might let it draft nothing.
         belief = None if draft in self.free else max(mean, drawn) if first.lost else mean
@@ -218,7 +218,7 @@ class GoodputSelection(SelectionState):
             return
         pairs = list(zip(running, answers, strict=True))
         settled = [row.context_tokens >= answer.draft_since + REVIEW for row, answer in pairs]
-        drafts_now = self._places(running, names)
+        drafts_now = self._draft_indices(running, names)
         batch = self._prospects.batch([self._prospects.optimistic(row, names, answer) for row, answer in pairs], names)
         best = batch.best(drafts_now, numpy.array(settled))
         drafts = [None if draft == NO_DRAFT else names[draft] for draft in best.tolist()]
@@ -244,7 +244,7 @@ class GoodputSelection(SelectionState):
         """Use the optimistic acceptance of untried drafts for rows that have them or switch to them.
 
         Args:
-            drafts_now, best: places of the rows' drafts so far, and from now on.
+            drafts_now, best: indices of the rows' drafts so far, and from now on.
             optimistic: by optimistic estimates.
         """
         on_trial = [answer for _, answer in rows if self._prospects.may_try(answer.coming or answer.draft, answer)]
@@ -284,8 +284,8 @@ class GoodputSelection(SelectionState):
         """Return the drafts that could draft for any of these rows, and the best source without a model."""
         return list(dict.fromkeys([self._member(source) for row in rows for source in members_of(row, self.free)]))
 
-    def _places(self, rows: Sequence[RowView], names: Sequence[str]) -> Ints:
-        """Return the place of each row's draft among the names, the one that is coming where there is one."""
+    def _draft_indices(self, rows: Sequence[RowView], names: Sequence[str]) -> Ints:
+        """Return the index of each row's draft among the names, of the one that is coming where there is one."""
         answers = [self._answers.get(row.sequence_id) for row in rows]
         drafts = [None if answer is None else self._member(answer.coming or answer.draft) for answer in answers]
         return numpy.array([NO_DRAFT if draft not in names else names.index(draft) for draft in drafts], dtype=int)

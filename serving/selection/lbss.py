@@ -70,19 +70,19 @@ class Lbss(SelectionState):
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         if self.explores:
-            found = self._drawn(rows, self._slot)
-            self.on_trial = set(found)
-            self.coming = self._ahead(rows, found)
-            return found
+            choices = self._drawn(rows, self._slot)
+            self.on_trial = set(choices)
+            self.coming = self._ahead(rows, choices)
+            return choices
         self.on_trial = ()
         able = {row.sequence_id: members_of(row, self.free) for row in rows}
         kept = {row: draft for row in able if (draft := self._matched.get(row)) is not None and draft in able[row]}
         if len(kept) < len(able):
             new = self._match({row: members for row, members in able.items() if row not in kept}, kept)
             self._matched = {**kept, **new}
-        found = {row: self._matched[row] for row in able}
-        self.coming = self._ahead(rows, found)
-        return found
+        choices = {row: self._matched[row] for row in able}
+        self.coming = self._ahead(rows, choices)
+        return choices
 
     def observe(self, result: StepResult, chosen: Choices) -> None:
         rewards = row_rewards(result, chosen)
@@ -121,12 +121,12 @@ class Lbss(SelectionState):
     def _drawn(self, rows: Sequence[RowView], slot: int, epoch: int | None = None) -> dict[str, str | None]:
         """Return a drawn draft for each row, the same for all steps of a chunk."""
         key, taken = f"{self.seed}/{self.epoch if epoch is None else epoch}/{slot // self.chunk}", Counter[str]()
-        found: dict[str, str | None] = {}
+        drawn: dict[str, str | None] = {}
         for row in rows:
             free = [source for source in members_of(row, self.free) if self._has_place(source, taken)]
-            found[row.sequence_id] = draft = Random(f"{key}/{row.sequence_id}").choice(free) if free else None
+            drawn[row.sequence_id] = draft = Random(f"{key}/{row.sequence_id}").choice(free) if free else None
             taken.update([] if draft is None else [draft])
-        return found
+        return drawn
 
     def _match(self, able: dict[str, list[str]], kept: dict[str, str]) -> dict[str, str | None]:
         """Return the matching of highest total reward of rows that have no draft yet."""
@@ -138,9 +138,12 @@ class Lbss(SelectionState):
         weights = numpy.array(
             [[self._reward(row, source, members) for source in seats] for row, members in able.items()]
         )
-        chosen, places = linear_sum_assignment(weights, maximize=True)
+        row_indices, seat_indices = linear_sum_assignment(weights, maximize=True)
         rows = list(able)
-        return {rows[row]: seats[place] or None for row, place in zip(chosen.tolist(), places.tolist(), strict=True)}
+        return {
+            rows[row]: seats[seat] or None
+            for row, seat in zip(row_indices.tolist(), seat_indices.tolist(), strict=True)
+        }
 
     def _reward(self, row: str, source: str, able: Sequence[str]) -> float:
         if not source:

@@ -37,17 +37,17 @@ class LossMeter:
         self._latency = latency
         self._alone = Rewards()
 
-    def count(self, result: StepResult, found: Sequence[Reward], on_trial: Collection[str]) -> None:
+    def count(self, result: StepResult, rewards: Sequence[Reward], on_trial: Collection[str]) -> None:
         """Add what a step has cost. Rows without a draft are left out: that is for want of places.
 
         A step with rows on trial has cost by them all that it would not have cost, had its other rows been alone.
 
         Args:
-            found: rewards of the step.
+            rewards: of the step.
         """
-        if not found:
+        if not rewards:
             return
-        by_draft = _shared(found, on_trial)
+        by_draft = _shared(rewards, on_trial)
         alone_s = self._alone_s(result, by_draft)
         for source, shared in by_draft.items():
             self._alone.add((ALL, source), shared.tokens, shared.rows * alone_s[source])
@@ -78,9 +78,9 @@ class LossMeter:
         return alone_s
 
 
-def _shared(found: Sequence[Reward], on_trial: Collection[str]) -> dict[str, Shared]:
+def _shared(rewards: Sequence[Reward], on_trial: Collection[str]) -> dict[str, Shared]:
     by_draft = dict[str, Shared]()
-    for row, source, tokens, _, nodes in found:
+    for row, source, tokens, _, nodes in rewards:
         shared = by_draft.setdefault(source, Shared())
         shared.rows += 1
         shared.usual += row not in on_trial

@@ -57,17 +57,17 @@ class Prospects:
             answer: of the row so far.
         """
         latency, most = self.parts.latency(), self.parts.most
-        found, reading_s = numpy.zeros((3, len(names), most)), numpy.zeros(len(names))
-        found[1:], able = numpy.arange(1, most + 1), numpy.array([name in self.parts.free for name in names])
+        figures, reading_s = numpy.zeros((3, len(names), most)), numpy.zeros(len(names))
+        figures[1:], able = numpy.arange(1, most + 1), numpy.array([name in self.parts.free for name in names])
         for option in drafts_of(row):
-            place = names.index(option.source)
-            self._fill(found[:, place], option, chances[place])
-            able[place], reading_s[place] = True, latency.reading_s(option.unread_tokens, option.source)
+            index = names.index(option.source)
+            self._fill(figures[:, index], option, chances[index])
+            able[index], reading_s[index] = True, latency.reading_s(option.unread_tokens, option.source)
         left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
         share = self._share.of(row, *((0, 0) if answer is None else (answer.steps, answer.free_steps)))
-        shapes = found[1:] if self.alone and any(self._trees.values()) else None
+        shapes = figures[1:] if self.alone and any(self._trees.values()) else None
         blocks = frozenset([option.source for option in drafts_of(row) if option.drafts_block])
-        return Prospect(found[TOKENS], able, reading_s, left, row.context_tokens, 1.0 - share, shapes, blocks)
+        return Prospect(figures[TOKENS], able, reading_s, left, row.context_tokens, 1.0 - share, shapes, blocks)
 
     def expected(self, row: RowView, names: Sequence[str], answer: Answer) -> Prospect:
         """Return what drafts are expected to bring an answer, by its own trials too."""
@@ -101,7 +101,7 @@ class Prospects:
         latency = self.parts.latency()
         blocks = frozenset[str]().union(*[row.blocks for row in rows])
         costs = [latency.of_draft(name, drafts_block=name in blocks) for name in names]
-        free = next((place for place, name in enumerate(names) if name in self.parts.free), None)
+        free = next((index for index, name in enumerate(names) if name in self.parts.free), None)
         return Batch(rows, costs, latency, self.parts.fixed_length, free)
 
     def priced(self, batch: Batch, row_drafts: Ints) -> None:
@@ -114,19 +114,19 @@ class Prospects:
         """Learn that a draft is another."""
         self._trees.pop(change.source, None)
 
-    def _fill(self, found: Floats, option: Option, chance: float) -> None:
-        """Write tokens, nodes and reads `[3, levels]` of a draft's trees or chains into `found`."""
+    def _fill(self, figures: Floats, option: Option, chance: float) -> None:
+        """Write tokens, nodes and reads `[3, levels]` of a draft's trees or chains into `figures`."""
         trees = self._trees_of(option.source) if self.alone and option.wide else None
         if trees is None:
             survival = self._acceptance.survival(option.source, chance)
             survival[option.limit :] = 0.0
-            found[TOKENS] = survival.cumsum()
+            figures[TOKENS] = survival.cumsum()
             return
         gains = trees.at(chance)
         levels = gains.shape[1]
-        found[:, :levels] = gains
+        figures[:, :levels] = gains
         last = min(option.limit, levels)
-        found[:, last:] = found[:, last - 1 : last]
+        figures[:, last:] = figures[:, last - 1 : last]
 
     def _trees_of(self, source: str) -> TreeGains | None:
         if source not in self._trees:

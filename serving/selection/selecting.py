@@ -111,7 +111,7 @@ class SelectingController(WrappedController):
         """
         if not (coming := self.selection.coming):
             return ()
-        latency, found = self._latency(), list[Reading]()
+        latency, readings = self._latency(), list[Reading]()
         room_s = SPARE * latency.target.seconds(sum([row.context_tokens for row in view.rows]), len(view.rows))
         for row in view.rows:
             source = coming.get(row.sequence_id)
@@ -122,11 +122,11 @@ class SelectingController(WrappedController):
             tokens = LEAST_READ
             while table is not None and tokens < CATCH_UP_TOKENS_A_STEP and table.seconds(0, 2 * tokens) <= room_s:
                 tokens *= 2
-            found.append(Reading(row.sequence_id, source, tokens))
+            readings.append(Reading(row.sequence_id, source, tokens))
             room_s -= 0.0 if table is None else table.seconds(0, tokens)
             if room_s <= 0:
                 break
-        return tuple(found)
+        return tuple(readings)
 
     def _latency(self) -> LatencyModel:
         return known_costs(self.inside) or self.costs or guessed()
