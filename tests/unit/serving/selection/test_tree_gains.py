@@ -11,7 +11,7 @@ from distillspec.serving.costs.known import KnownTrees
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.planning.best_trees import best_trees
-from distillspec.serving.selection.tree_gains import NODES, INTERVALS, READS, TOKENS, TreeGains
+from distillspec.serving.selection.tree_gains import INTERVALS, NODES, READS, TOKENS, TreeGains
 
 LEVELS = 4
 TREES = KnownTrees(candidates((3,) * LEVELS, 24), numpy.tile([0.25, 0.1], (LEVELS, 1)))
