@@ -108,10 +108,10 @@ class Generation:
             while deltas := await self._take():
                 problem = self._problem(deltas)
                 last = self.stream.done and problem is None
-                for place, delta in enumerate(deltas, 1):
+                for number, delta in enumerate(deltas, 1):
                     extra = (
                         {"speculation": speculation(self.replies, self._outputs())}
-                        if last and place == len(deltas)
+                        if last and number == len(deltas)
                         else {}
                     )
                     written = replace(delta, finish_reason=None) if delta.finish_reason in FAILED else delta
