@@ -77,8 +77,8 @@ class Judge:
         if self.table.problem(question.against.name):
             return None
         evidence = self.evidence(question)
-        place = question.version.verdict.get(SUSPICIONS, 1)
-        if not evidence.pairs or not is_worse(evidence, self.config, place):
+        number = question.version.verdict.get(SUSPICIONS, 1)
+        if not evidence.pairs or not is_worse(evidence, self.config, number):
             return None
         alpha = evidence.alpha
         shown = f"acceptance {alpha[1]:.3f} after {alpha[0]:.3f} with {question.against.name}"

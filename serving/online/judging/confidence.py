@@ -51,6 +51,6 @@ def _width(n: int, error: float) -> float:
     return math.sqrt(2 * (n * rho2 + 1) / (n * n * rho2) * log_term)
 
 
-def spent(error: float, place: int) -> float:
-    """Return the part of an error for the candidate at `place` (1, 2, …) of an endless stream: Σ = `error`."""
-    return error * 6 / (math.pi * place) ** 2
+def spent(error: float, number: int) -> float:
+    """Return the part of an error for the candidate `number` (1, 2, …) of an endless stream: Σ = `error`."""
+    return error * 6 / (math.pi * number) ** 2

@@ -33,9 +33,9 @@ def conversation_of(rows: sqlite3.Connection, tenant: str, prompt_ids: Sequence[
         (tenant, min(SHORTEST, size), size),
     )
     lengths = sorted({length for (length,) in known if length >= SHORTEST or length == size})
-    for found in reversed(_prefix_hashes(tenant, prompt_ids, lengths)):
+    for prefix_hash in reversed(_prefix_hashes(tenant, prompt_ids, lengths)):
         query = "SELECT conversation FROM answers WHERE tenant = ? AND prompt = ? LIMIT 1"
-        row: Any = rows.execute(query, (tenant, found)).fetchone()
+        row: Any = rows.execute(query, (tenant, prefix_hash)).fetchone()
         if row is not None:
             return int(row[0])
     return None

@@ -26,9 +26,9 @@ class BadRedaction(ValueError):
 def mask(answer: LoggedAnswer, positions: Iterable[int], by: int, *, prompt: Iterable[int] = ()) -> LoggedAnswer:
     """Replace the response tokens at `positions`, and the prompt's at `prompt`, by the token `by`: for hooks."""
     response_ids, prompt_ids = list(answer.response_ids), list(answer.prompt_ids)
-    for ids, places in ((response_ids, positions), (prompt_ids, prompt)):
-        for place in places:
-            ids[place] = by
+    for ids, masked in ((response_ids, positions), (prompt_ids, prompt)):
+        for index in masked:
+            ids[index] = by
     return replace(answer, response_ids=tuple(response_ids), prompt_ids=tuple(prompt_ids))
 
 

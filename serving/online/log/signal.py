@@ -86,7 +86,7 @@ def record(
     """
     count, kernel = min(entries, logits.shape[-1]), signal_kernel_for(logits)
     if kernel is not None and all(d.drawn_from is None or d.drawn_from.probs.dtype == torch.float32 for d in drafted):
-        heat = [math.nan if own is None else own for own in temperatures]
+        heat = [math.nan if temperature is None else temperature for temperature in temperatures]
         positions = [_position(*each) for each in zip(rows, tokens, heat, drafted, strict=True)]
         return Packed(kernel.record(logits, count, positions), count)
     chosen = rows_of(logits, rows)

@@ -179,7 +179,7 @@ class ReplayTap:
 
     def _record(self, logged: Sequence[tuple[Emission, _Running]], logits: Tensor) -> None:
         rows = [row for emission, _ in logged for row in emission.rows]
-        drafted = [drafted_at(emission, place) for emission, _ in logged for place in range(len(emission.rows))]
+        drafted = [drafted_at(emission, index) for emission, _ in logged for index in range(len(emission.rows))]
         tokens = [token for emission, _ in logged for token in emission.sequence.tokens[-len(emission.rows) :]]
         heat = [self._temperature(answer.request) for emission, answer in logged for _ in emission.rows]
         packed = record(logits, rows, tokens, heat, drafted, self.config.entries)

@@ -146,11 +146,11 @@ class _Message:
     def read(cls: type[M], path: Path) -> M:
         """Read the message. Without a readable file: all defaults."""
         try:
-            found = json.loads(path.read_text())
+            values = json.loads(path.read_text())
         except (OSError, ValueError):
             return cls()
         known = {f.name for f in fields(cls)}
-        return cls(**{name: value for name, value in found.items() if name in known})
+        return cls(**{name: value for name, value in values.items() if name in known})
 
     def write(self, path: Path) -> None:
         write_json(path, asdict(self))

@@ -52,9 +52,9 @@ def branch_sample(answer: LoggedAnswer, branch: Branch) -> Sample:
         "topk", pad(signal.ids, missing, value=-1), pad(signal.logprobs, missing, value=-torch.inf), signal.tail
     )
     return Sample(
-        prompt_id=f"{answer.request_id}/{answer.index}/{branch.place}",
+        prompt_id=f"{answer.request_id}/{answer.index}/{branch.text_tokens}",
         domain=answer.domain,
-        prompt_ids=(*answer.prompt_ids, *answer.response_ids[: branch.place], tokens[0]),
+        prompt_ids=(*answer.prompt_ids, *answer.response_ids[: branch.text_tokens], tokens[0]),
         response_ids=(*tokens[1:], int(signal.ids[-1, 0])),
         signal=wide,
         source="teacher",

@@ -41,10 +41,10 @@ def write_settings(settings: OnlineSettings) -> None:
 
 def read_settings(root: Path) -> OnlineSettings:
     """Read what `write_settings` wrote in an online folder."""
-    found = json.loads(Layout(root).settings.read_text())
+    stored = json.loads(Layout(root).settings.read_text())
     kinds = get_type_hints(OnlineSettings)
-    groups = {name: kinds[name](**values) for name, values in found.items() if isinstance(values, dict)}
-    settings = OnlineSettings(**{**found, **groups})
+    groups = {name: kinds[name](**values) for name, values in stored.items() if isinstance(values, dict)}
+    settings = OnlineSettings(**{**stored, **groups})
     settings.online.folder = str(root)
     return settings
 

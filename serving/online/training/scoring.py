@@ -123,8 +123,8 @@ class Scorer:
         Raises:
             ConfigError, RunError, ValueError, OSError: neither can be scored.
         """
-        found = self.replay.by_number(entries)
-        answers = {entry.number: found.get(entry.number) for entry in entries}  # None: deleted
+        by_number = self.replay.by_number(entries)
+        answers = {entry.number: by_number.get(entry.number) for entry in entries}  # None: deleted
         states: TargetStates | None = None
         failures: dict[str, Exception] = {}
         for version in (question.version, question.against):
@@ -165,7 +165,7 @@ class Scorer:
             raise problem
         nothing = {number: answer for number, answer in answers.items() if answer is not None and number not in scores}
         return scores | {
-            number: nothing_accepted(own, self.config.speculation_length) for number, own in nothing.items()
+            number: nothing_accepted(unscored, self.config.speculation_length) for number, unscored in nothing.items()
         }
 
     def _scored(self, draft: LanguageModel, answer: LoggedAnswer | None, states: TargetStates | None) -> Score:

@@ -60,6 +60,6 @@ def ceilings(examples: Sequence[TrainingExample], kept: Tensor | None) -> dict[s
             inside = torch.ones_like(signal.ids, dtype=torch.bool) if kept is None else torch.isin(signal.ids, kept)
             probs = signal.logprobs.float().exp().masked_fill(~inside, 0.0)
             mass = probs.sum() + (signal.tail.sum() if kept is None else 0.0)
-            for place, value in enumerate((float(mass), len(signal))):
-                sums[example.sample.domain][place] += value
+            for index, value in enumerate((float(mass), len(signal))):
+                sums[example.sample.domain][index] += value
     return {domain: mass / count for domain, (mass, count) in sorted(sums.items())}
