@@ -103,7 +103,7 @@ def verdict(result: Json) -> str:
 def by_position(entries: Sequence[ReportEntry]) -> str:
     """Return one sentence about the best draft: how far acceptance falls along drafted tokens, and what it is worth."""
     best, several = _best(entries), sum(not entry.baseline for entry in entries) > 1
-    alphas = [mean_of(alpha) for alpha in by_place(best.result)]
+    alphas = [mean_of(alpha) for alpha in position_alphas(best.result)]
     if not alphas:
         return ""
     said = _measured_speed(best.result.get("measured") or {})
@@ -114,7 +114,7 @@ def by_position(entries: Sequence[ReportEntry]) -> str:
     )
 
 
-def by_place(result: Json) -> list[Json]:
+def position_alphas(result: Json) -> list[Json]:
     """Return α of the first, second, … drafted token, of those that the draft can draft."""
     return [alpha for alpha in result.get("alpha_by_position") or [] if mean_of(alpha)]
 

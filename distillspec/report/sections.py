@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from distillspec.report.bar_chart import Bar, bar_chart, heat_map
-from distillspec.report.headline import by_place, by_position
+from distillspec.report.headline import by_position, position_alphas
 from distillspec.report.line_chart import Line, Point, line_chart
 from distillspec.report.runs import Json, ReportEntry, Run
 from distillspec.report.svg import Number, is_number
@@ -50,11 +50,11 @@ def acceptance_by_position(entries: Sequence[ReportEntry]) -> str:
 
     A sentence tells what the best draft's is worth.
     """
-    if not any(len({mean_of(alpha) for alpha in by_place(entry.result)}) > 1 for entry in entries):
+    if not any(len({mean_of(alpha) for alpha in position_alphas(entry.result)}) > 1 for entry in entries):
         return ""
-    longest = max(len(by_place(entry.result)) for entry in entries)
+    longest = max(len(position_alphas(entry.result)) for entry in entries)
     intervals = {
-        f"token {index + 1}": [dict(enumerate(by_place(entry.result))).get(index) for entry in entries]
+        f"token {index + 1}": [dict(enumerate(position_alphas(entry.result))).get(index) for entry in entries]
         for index in range(longest)
     }
     return _grouped("α by drafted token", "Acceptance by drafted token", entries, intervals, by_position(entries))
