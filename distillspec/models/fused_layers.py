@@ -61,30 +61,30 @@ class FusedLayers:
 
     def hidden(self, view: FlatView, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
         """Return what `FlatView.hidden` does, `[N, D]`. For the arguments see there."""
-        cache, at = view.cache, _Places.of(view)
+        cache, addresses = view.cache, _Addresses.of(view)
         states: Tensor = self.model.model.get_input_embeddings()(tokens.clamp(min=0))[0].contiguous()
         delta: Tensor | None = None
         for index, layer in enumerate(self._layers):
             read = add_norm(states, delta, layer.before, self.eps)
             self._keep(view, states, index)
-            attended = self._attend(view, at, cache, index, linear(read, layer.qkv))
+            attended = self._attend(view, addresses, cache, index, linear(read, layer.qkv))
             read = add_norm(states, linear(attended, layer.out), layer.behind, self.eps)
             delta = linear(gate(linear(read, layer.gated)), layer.down)
         last = add_norm(states, delta, self._final, self.eps)
         self._keep(view, states, len(self._layers))
         return last
 
-    def _attend(self, view: FlatView, at: _Places, cache: SlotCache, index: int, product: Tensor) -> Tensor:
+    def _attend(self, view: FlatView, addresses: _Addresses, cache: SlotCache, index: int, product: Tensor) -> Tensor:
         """Return a layer's attention `[N, heads · d]`, given queries, keys and values `[N, …]` side by side."""
         heads, (group,) = self.heads, view.groups
         rows, width = group.view.places.shape
         like = product.view(1, len(product), -1, heads.dim).transpose(1, 2)[:, : heads.kv]
         keys, values = cache.layer(index, like)
         query = product.new_empty(rows * width, heads.query, heads.dim)
-        turn_and_keep(product, *self._turned(cache.max_len), at, query, keys, values, cache.max_len)
+        turn_and_keep(product, *self._turned(cache.max_len), addresses, query, keys, values, cache.max_len)
         rectangle = query.view(rows, width, heads.query, heads.dim).transpose(1, 2)
         parts = attend_parts(rectangle, keys, values, group.view, self.scale)
-        return join(*parts, heads.query, width, product.dtype, at.back).flatten(1)
+        return join(*parts, heads.query, width, product.dtype, addresses.back).flatten(1)
 
     @staticmethod
     def _keep(view: FlatView, states: Tensor, state: int) -> None:
@@ -96,8 +96,8 @@ class FusedLayers:
     def _turned(self, positions: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of all positions `[positions, dim]`, rounded as the model's own are."""
         if self._angles[0] != positions:
-            at = torch.arange(positions, device=self._final.device)[None]
-            cosines, sines = self.model.decoder.rotary_emb(self._final, at)  # type: ignore[operator]
+            all_positions = torch.arange(positions, device=self._final.device)[None]
+            cosines, sines = self.model.decoder.rotary_emb(self._final, all_positions)  # type: ignore[operator]
             self._angles = positions, cosines[0].contiguous(), sines[0].contiguous()
         return self._angles[1:]
 
@@ -136,17 +136,17 @@ def _joined(parts: list[nn.Linear]) -> Tensor:
     return whole
 
 
-class _Places(NamedTuple):
-    """Where the tokens of a pass go, `[N]` int64 each."""
+class _Addresses(NamedTuple):
+    """Where each token of a pass goes, `[N]` int64 each."""
 
-    positions: Tensor
-    places: Tensor  # in their slots
-    rows: Tensor  # of the cache's tensors
-    inside: Tensor  # places in these rows
-    back: Tensor  # places in the rectangle of queries
+    positions: Tensor  # of rotary embeddings
+    places: Tensor  # in the token's slot
+    rows: Tensor  # of the cache's tensors: the slot or page
+    inside: Tensor  # the place in this row
+    back: Tensor  # the cell in the rectangle of queries
 
     @classmethod
-    def of(cls, view: FlatView) -> _Places:
+    def of(cls, view: FlatView) -> _Addresses:
         back = view.groups[0].back
         if back is None:
             back = torch.arange(len(view.places), device=view.places.device)
@@ -168,7 +168,7 @@ def turn_and_keep(
     product: Tensor,
     cosines: Tensor,
     sines: Tensor,
-    at: _Places,
+    addresses: _Addresses,
     query: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -182,7 +182,7 @@ def turn_and_keep(
         product,
         cosines,
         sines,
-        *at,
+        *addresses,
         query,
         keys,
         values,
