@@ -15,7 +15,7 @@ from distillspec.types import Floats
 DOMAINS, WORDS = 32, 128  # entries that domains and prompt tokens are hashed to
 LONG_ANSWER = 256.0  # tokens
 LONG_MATCH = 64  # tokens
-PLAIN = 3  # features before the domains: a constant, and those of `place_in_text`
+PLAIN = 3  # features before the domains: a constant, and those of `progress_of`
 SIZE = PLAIN + DOMAINS + WORDS
 START = 0.0  # log-odds of acceptance before anything was seen
 # Precision of the weights before anything was seen. There are many words, and each says little: with the precision of
@@ -30,14 +30,14 @@ KEPT = 0.1  # share of the evidence that is left after one
 
 
 def features(row: RowView) -> Floats:
-    """Return what is known of a request `[SIZE]`: its domain, the tokens of its prompt, and its place in the answer.
+    """Return what is known of a request `[SIZE]`: its domain, its prompt's tokens, and how far its answer has come.
 
     Tokens and names are hashed, so that neither vocabulary nor domains have to be known.
     """
     vector = numpy.zeros(SIZE)
     vector[0] = 1.0
-    vector[1:PLAIN] = place_in_text(row)
-    vector[PLAIN + domain_place(row)] = 1.0
+    vector[1:PLAIN] = progress_of(row)
+    vector[PLAIN + domain_index(row)] = 1.0
     if row.prompt:
         tokens = numpy.unique(numpy.array(row.prompt, dtype=numpy.int64))
         counts = numpy.bincount((tokens * 2654435761 >> 7) % WORDS, minlength=WORDS).astype(float)
@@ -45,7 +45,7 @@ def features(row: RowView) -> Floats:
     return vector
 
 
-def domain_place(row: RowView) -> int:
+def domain_index(row: RowView) -> int:
     """Return which of the `DOMAINS` entries a row's domain has."""
     return crc32(row.domain.encode()) % DOMAINS
 
@@ -53,11 +53,11 @@ def domain_place(row: RowView) -> int:
 def of_domain(row: RowView) -> Floats:
     """Return features that say of a request that it is of its domain, and no more."""
     vector = numpy.zeros(SIZE)
-    vector[[0, PLAIN + domain_place(row)]] = 1.0
+    vector[[0, PLAIN + domain_index(row)]] = 1.0
     return vector
 
 
-def place_in_text(row: RowView) -> tuple[float, float]:
+def progress_of(row: RowView) -> tuple[float, float]:
     """Return the features that change while an answer grows, in [0, 1]: tokens written, and of the longest match.
 
     The match is that of a lookup, with the logarithm of its tokens, 0 without one.
@@ -68,9 +68,9 @@ def place_in_text(row: RowView) -> tuple[float, float]:
 
 
 def moved(known: Floats, row: RowView) -> Floats:
-    """Return the features of a request whose answer has come to another place."""
+    """Return the features of a request whose answer has grown."""
     vector = known.copy()
-    vector[1:PLAIN] = place_in_text(row)
+    vector[1:PLAIN] = progress_of(row)
     return vector
 
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.selection.accepting import domain_place
+from distillspec.serving.selection.accepting import domain_index
 from distillspec.serving.selection.base import drafts_of
 
 # Standard deviations that the best draft may be worse, and each other one better, and it is still the best.
@@ -62,4 +62,4 @@ class Dominance:
 
 def kind_of(row: RowView, rows: Sequence[RowView]) -> Hashable:
     """Return what requests are told apart by, for one draft to be the best: domain, rows that share passes, drafts."""
-    return domain_place(row), len(rows).bit_length(), tuple([option.source for option in drafts_of(row)])
+    return domain_index(row), len(rows).bit_length(), tuple([option.source for option in drafts_of(row)])

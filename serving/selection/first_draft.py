@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy
 
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.selection.accepting import domain_place, sigmoid
+from distillspec.serving.selection.accepting import domain_index, sigmoid
 from distillspec.serving.selection.base import SelectionParts
 from distillspec.serving.selection.batch import NO_DRAFT, Prospect
 from distillspec.serving.selection.dominance import SURE_DEVIATIONS
@@ -81,7 +81,7 @@ class FirstDrafts:
         Args:
             known: features of the row.
         """
-        draws, kind = Random(f"{self.parts.seed}/{row.sequence_id}"), domain_place(row)
+        draws, kind = Random(f"{self.parts.seed}/{row.sequence_id}"), domain_index(row)
         log_odds = [self._acceptance.log_odds(name, known) for name in names]
         mean = [sigmoid(center) for center, _ in log_odds]
         drawn = [sigmoid(center + draws.gauss(0, 1) * deviation) for center, deviation in log_odds]

@@ -11,7 +11,7 @@ from distillspec.serving.base.catch_up import READ_WITH_DRAFTING
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult, decoding_rows
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.selection.accepting import domain_place, features, moved, of_domain
+from distillspec.serving.selection.accepting import domain_index, features, moved, of_domain
 from distillspec.serving.selection.answer import Answer
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of, members_of
 from distillspec.serving.selection.batch import NO_DRAFT, Batch
@@ -165,12 +165,12 @@ class GoodputSelection(SelectionState):
         if not self._dominance.covers(kind_of(row, rows), self._acceptance.chance(draft, of_domain(row))):
             return None
         known = features(row)
-        return Answer(draft, row.context_tokens, known, self._acceptance.chance(draft, known), domain_place(row))
+        return Answer(draft, row.context_tokens, known, self._acceptance.chance(draft, known), domain_index(row))
 
     def _new_answer(self, row: RowView, rows: Sequence[RowView]) -> Answer:
         """Return a new answer with its first draft, drawn by what its drafts may be worth beside the others'."""
         self.draws += 1
-        names, known, kind = self._names(rows), features(row), domain_place(row)
+        names, known, kind = self._names(rows), features(row), domain_index(row)
         chances = self._first.drawn_chances(row, names, known)
         self._optimism.begun(kind)
         others = [other for other in rows if other is not row and other.sequence_id in self._answers]
