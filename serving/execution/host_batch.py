@@ -112,11 +112,11 @@ class HostGroup:
 
     @property
     def rectangle(self) -> tuple[Ints, Ints, Ints]:
-        """The token at each place of the rectangle, and the place of each token.
+        """The token in each cell of the rectangle, and the cell of each token.
 
         Returns:
-            The token of the group and where it is written at each place, `[rows · width]`, and the place in the
-            rectangle of each token `[count]`. Places that only pad have the row's last token, written to the spare one.
+            The group's token in each cell and the place where it is written, both `[rows · width]`, and the cell of
+            each token `[count]`. Cells that only pad have the row's last token, written to the spare place.
         """
         if self.even:
             order = numpy.arange(self.count)

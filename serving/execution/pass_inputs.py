@@ -76,9 +76,9 @@ class PassInputs:
         for group in batch.groups:
             shape, first = (len(group.rows), group.width), group.rows[0].slot
             at = (slice(first, first + len(group.rows)), slice(group.width))
-            token, place, inside = group.rectangle
-            queries.reshape(-1, width)[at] = token.reshape(shape) + group.start
-            rectangle.reshape(-1, width)[at] = place.reshape(shape)
-            row, column = numpy.divmod(inside, group.width)
+            cell_tokens, cell_places, cells = group.rectangle
+            queries.reshape(-1, width)[at] = cell_tokens.reshape(shape) + group.start
+            rectangle.reshape(-1, width)[at] = cell_places.reshape(shape)
+            row, column = numpy.divmod(cells, group.width)
             back[group.start : group.start + group.count] = (row + first) * width + column
         return filled
