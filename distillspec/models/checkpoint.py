@@ -138,7 +138,7 @@ def load_draft(
 
 
 def matched(draft: LanguageModel, target: LanguageModel) -> LanguageModel:
-    """Return the draft with the target's ids: those of a common tokenizer, or without one as many.
+    """Return the draft with the target's ids: those of a common tokenizer, or without tokenizers as many ids.
 
     Raises:
         ConfigError: without both tokenizers the numbers of ids differ, or the draft keeps an id that the target lacks.
@@ -159,7 +159,7 @@ def matched(draft: LanguageModel, target: LanguageModel) -> LanguageModel:
 
 
 def embeddings_of(record: dict[str, Any]) -> str | None:
-    """Return whose embeddings the draft of a `distillspec.json` reads: `target` or `own`. None: all is there.
+    """Return whose embeddings the draft of a `distillspec.json` reads: `target` or `own`. None: all are in the folder.
 
     Before version 2 only drafts that read states recorded it, beside how they read.
     """

@@ -176,7 +176,7 @@ def state_ids_of(config: DraftConfig, target: LanguageModel) -> tuple[int, ...]:
 
 
 def _reading(draft: LanguageModel, config: DraftConfig, target: LanguageModel) -> LanguageModel:
-    """Return a draft that reads the target's states too. It starts as it was."""
+    """Return the draft, which from now on reads the target's states too. What it computes does not change yet."""
     target_weight, weight = (model.model.get_input_embeddings().weight for model in (target, draft))
     same = target_weight.shape == weight.shape and bool(torch.equal(target_weight.to(weight.dtype), weight))
     if draft.model.get_output_embeddings().weight is weight:  # tied: the head trains, the embeddings are shared

@@ -32,7 +32,7 @@ class HeadRows:
         return int((self.old_rows < 0).sum())
 
     def moved(self, before: Tensor, new: Tensor) -> Tensor:
-        """Return the rows of `before [m, …]` in their new order, and those of `new [n, …]` elsewhere."""
+        """Return `[n, …]`: the rows of `before [m, …]` that stay, in their new order, else those of `new`."""
         old_rows = self.old_rows.to(before.device)
         known = (old_rows >= 0).view(-1, *[1] * (before.dim() - 1))
         return torch.where(known, before[old_rows.clamp(min=0)], new)
@@ -75,8 +75,8 @@ def can_renew(draft: LanguageModel, target: LanguageModel) -> bool:
 def renew_head(draft: LanguageModel, kept_ids: Tensor, target: LanguageModel) -> LanguageModel:
     """Return a truncated draft, its model changed in place, with a head of the rows `kept_ids [n]` (int64, sorted).
 
-    Rows that it lacks are the target's, as all were when it was made, and zero for what the head reads beside a state.
-    See `can_renew`.
+    Rows that the old head lacks are the target's, as all were when it was made. For what the head reads beside a state
+    they are zero. See `can_renew`.
     """
     assert draft.kept_ids is not None, "a whole head has all rows"
     old, theirs = draft.model.get_output_embeddings(), target.head.weight

@@ -19,7 +19,7 @@ MOST_SCALED = 15  # powers of two by which a channel is scaled
 
 
 class EagleDecoder(LlamaModel):
-    """Decoder that leaves out, over slots, what transformers does around the layers: that takes a third of a layer."""
+    """Decoder that calls its layers alone over slots. What transformers does around them takes a third of a layer."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """See `LlamaModel`."""
@@ -82,7 +82,7 @@ class EagleLayer(LlamaDecoderLayer):
 
 
 def keeps_keys_alone(draft: LanguageModel) -> bool:
-    """Return True for a draft of one EAGLE layer: of text whose states nobody wants it needs keys and values alone."""
+    """Return True for a draft of one EAGLE layer. Of text whose states nobody reads it needs keys and values alone."""
     return draft.attends and len(draft.layers) == 1 and isinstance(draft.layers[0], EagleLayer)
 
 

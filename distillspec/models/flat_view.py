@@ -21,8 +21,8 @@ class RowGroup:
 
     Attributes:
         view: use of the cache by the rectangle, where shorter rows are padded.
-        queries: `[B · q]` int64, the token of the group at each place of the rectangle. None: tokens fill it in order.
-        back: `[count]` int64, the place in the rectangle of each token. None with `queries`.
+        queries: `[B · q]` int64, the token of the group in each cell of the rectangle. None: tokens fill it in order.
+        back: `[count]` int64, the cell of the rectangle that each token has. None with `queries`.
     """
 
     view: SlotView

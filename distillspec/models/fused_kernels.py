@@ -1,7 +1,7 @@
 """Triton kernels between the products of Llama layers, for `fused_layers`. Importing it needs Triton.
 
 Each does in one launch what torch does in three to ten. Sums are float32. What torch rounds between two operations is
-rounded here too, but inside a rotation.
+rounded here too, except inside a rotation.
 """
 
 # mypy: ignore-errors

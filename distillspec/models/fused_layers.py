@@ -1,7 +1,7 @@
-"""Layers of a Llama on CUDA in ten launches each: products joined, and one Triton kernel for all between two of them.
+"""Layers of a Llama on CUDA in ten launches each: joined products, and one Triton kernel between two of them.
 
-transformers' own take some fifty, of 1 to 4 µs, and the host takes as long to launch them. Passes whose attention is
-the Triton kernel's run so, recorded or not. Others, as prompts, run as they are.
+transformers' layers take some fifty launches of 1 to 4 µs, and the host takes as long to make them. Passes that attend
+by the Triton kernel run this way, recorded or not. Others, such as prompts, run by transformers' layers.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _Layer(NamedTuple):
 
 
 def _joined(parts: list[nn.Linear]) -> Tensor:
-    """Return the weights of some products below each other. They are parts of it from now on, if they were not yet."""
+    """Return one tensor of the weights of some products, below each other. From now on each weight is a part of it."""
     weights = [part.weight.detach() for part in parts]
     first, ends = weights[0], accumulate(weight.numel() for weight in weights)
     begins = [first.storage_offset() + start for start in (0, *ends)][: len(parts)]

@@ -26,7 +26,7 @@ class NativeHeads:
         eight: see `NativeLayers`.
     """
 
-    scale = 1.0  # of attention, which there is none of
+    scale = 1.0  # of attention, which heads do not have
 
     def __init__(self, model: LanguageModel, *, eight: bool = False) -> None:
         self.kind, self.pages = kind_of(model, eight=eight), LargePages()

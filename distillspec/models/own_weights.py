@@ -49,7 +49,7 @@ def _block_record(states: BlockInput) -> dict[str, Any]:
 
 
 def reads_targets_embeddings(draft: LanguageModel, target: LanguageModel) -> bool:
-    """Return True if the draft's input embeddings are the target's, bit for bit in its dtype, and no head of its own.
+    """Return True if the draft's input embeddings are the target's, bit for bit in its dtype, and not its head too.
 
     Embeddings that are the head too (tied weights) train, so that they are the draft's own.
     """
@@ -87,12 +87,12 @@ def read_weights(
 ) -> PreTrainedModel:
     """Return the model that `write_weights` wrote.
 
-    A draft that reads states shares the target's embeddings, others get a copy. One that began as another model has its
-    own, of its own width.
+    A draft that reads states shares the target's embeddings, and other drafts get a copy. A draft that began as another
+    model has embeddings of its own, and of its own width.
 
     Args:
         reading: the record of `reading_record`.
-        has_embeddings: they are in the folder.
+        has_embeddings: the folder has the input embeddings.
 
     Raises:
         ConfigError: the target is not given, or a weight is missing.

@@ -47,7 +47,7 @@ class PackedLinears:
     Args:
         exact: products must be right to the dtype's rounding. Drafts may have their weights rounded: what they propose
             is judged by the probabilities that they proposed it with.
-        tokens: a pass has about so many, one of these. None: few or many.
+        tokens: typical numbers of tokens of a pass. None: few or many.
     """
 
     def __init__(self, model: LanguageModel, *, exact: bool = True, tokens: Sequence[int] | None = None) -> None:

@@ -21,9 +21,9 @@ from distillspec.models.slot_cache import SlotCache, SlotView
 class PagedCache(SlotCache):
     """A slot cache in `pages`, which several caches of the same slots share, with their block `table`.
 
-    Caches on other devices or streams have tables of their own, and in `own_changes` what these are behind by.
+    Caches on other devices or streams have tables of their own. `own_changes` holds the changes that such a one lacks.
 
-    What no slot's text takes is never read, so NaN may stay there. Tokens without a page go to page 0.
+    Memory that no slot's text takes is never read, so NaN may stay there. Tokens without a page go to page 0.
     """
 
     pages: Pages = field(kw_only=True)
@@ -105,7 +105,7 @@ class PagedCache(SlotCache):
             cached[destination[0], :, destination[1]] = cached[source[0], :, source[1]]
 
     def drop(self, slot: int, start: int = 0) -> None:
-        """Do nothing: who decides about pages gave them back already."""
+        """Do nothing: `Pages` has given them back already."""
 
     def clear(self, slot: int, start: int = 0) -> None:
         """Do nothing: the text that is forgotten is never read."""

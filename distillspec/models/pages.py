@@ -81,7 +81,7 @@ class Pages:
             table.append(page)
 
     def share(self, slot: int, source: int, length: int, readable: int) -> list[int]:
-        """Hold the pages of the first `length` tokens of `source` in place of the slot's own, those that are whole.
+        """Hold the whole pages of the first `length` tokens of `source`, in place of the slot's own pages.
 
         Args:
             length: tokens of the prefix.
@@ -103,11 +103,11 @@ class Pages:
         return rest
 
     def surely_whole(self, length: int) -> int:
-        """Return how many tokens of a prefix of `length` are at least shared: its source may write its newest token."""
+        """Return how many tokens of a prefix of `length` are surely shared: the source may write its newest token."""
         return max(0, length - 1) // self.size * self.size
 
     def held_before(self, slots: Sequence[int]) -> list[int]:
-        """Return how many pages of each slot one before it in `slots` holds too.
+        """Return for each slot how many of its pages an earlier one of `slots` holds too.
 
         Slots share what they begin with, so that a page with one user ends the search.
         """

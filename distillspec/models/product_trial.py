@@ -49,7 +49,7 @@ def ranked(dtype: torch.dtype, weights: Sequence[Tensor], tokens: Sequence[int])
 def _threads(dtype: torch.dtype, count: int) -> int:
     """Return the threads to try with: those of an earlier trial, if they were more.
 
-    A draft that is swapped in is loaded by one thread beside steps, which then use it with all.
+    A draft that is swapped in is loaded by one thread beside steps, which later use it with all threads.
     """
     earlier = [threads for tried_dtype, tokens, threads in trials if tried_dtype == dtype and tokens == count]
     return max([torch.get_num_threads(), *earlier])

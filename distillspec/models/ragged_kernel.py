@@ -146,7 +146,7 @@ def attend_part(
 def join_parts(
     partial,  # [B, kv_heads, parts, ROWS, DIM] float32, as `attend_part` writes them
     weight,  # [B, kv_heads, parts, ROWS] float32
-    back,  # [tokens] int64, the place of each token in [B, q], read if INDEXED. Else tokens are these places in order
+    back,  # [tokens] int64, the cell of each token in [B, q], read if INDEXED. Else tokens fill the cells in order
     out,  # [tokens, heads, DIM]
     parts,
     groups,

@@ -20,11 +20,11 @@ from transformers import AttentionInterface, PreTrainedModel
 IMPLEMENTATION = "distillspec_packed"
 REPLACED = "sdpa"  # the attention whose results these are
 
-Counts = list[list[int]]  # by row: the tokens of each of its sequences, in order, and last those of none
+Counts = list[list[int]]  # by row: numbers of tokens, of each of its sequences in order, and last of no sequence
 
 
 def counts_of(sequence: Tensor, there: Tensor | None = None, most: int | None = None) -> Counts:
-    """Return the tokens of each sequence.
+    """Return the number of tokens of each sequence.
 
     Args:
         sequence: `[B, n]` int64, the number of the sequence that each token belongs to, from 1 on, ascending in a row.

@@ -70,7 +70,7 @@ class StopHead(nn.Module):
 
 @dataclass(frozen=True)
 class StopExamples:
-    """Places where a draft chose a token.
+    """Positions at which a draft chose a token.
 
     inputs: `[n, F]` float32, what the head reads.
     best: `[n]` float32, the draft's best probability there.

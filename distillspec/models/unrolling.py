@@ -60,7 +60,7 @@ def unrolled(
 
 
 def _is_sharded(layer: nn.Module) -> bool:
-    """Return True for a layer of FSDP's. Its weights are whole in backward where its output has a gradient alone."""
+    """Return True for a layer of FSDP's. In backward its weights are whole only if its output has a gradient."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return False
     from torch.distributed.fsdp import FSDPModule  # takes long to import
