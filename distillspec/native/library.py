@@ -28,7 +28,7 @@ FLAGS = (
     "-shared",
     "-fPIC",
 )
-# For some processors GCC splits chains of fused products into products and sums, in some loops and not in others: a
+# For some processors GCC splits chains of fused products into products and sums in some loops, but not in others. A
 # token's result would then depend on how many are read beside it. What a compiler does not know is left out.
 WHOLE_CHAINS = (
     ("-mtune-ctrl=^avoid_fma_chains,^avoid_fma256_chains,^avoid_fma512_chains",),

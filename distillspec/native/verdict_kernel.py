@@ -15,7 +15,7 @@ from distillspec.native.library import SOURCES, library
 from distillspec.native.vector_kernel import drawn_from, numbers
 from distillspec.types import SamplingPolicy
 
-COLDEST = 1e-30  # temperatures below it are it
+COLDEST = 1e-30  # lower temperatures are raised to it
 
 
 class GivenGroup(NamedTuple):
