@@ -1,6 +1,6 @@
 """Export of a block draft as P-EAGLE, which vLLM and speculators hold: an EAGLE-3 draft and one mask for all positions.
 
-Beside EAGLE-3's weights (`distillspec.export.eagle_folder`): `mask_hidden [1, 1, m · F]`, states which the fusion turns
+Beside EAGLE-3's weights (`distillspec.export.eagle_folder`): `mask_hidden [1, 1, m · F]`, states that the fusion turns
 into the mask's state, and `embed_tokens`, the target's table with the mask's embedding in a row that no text needs. Its
 id is `pard_token` (vLLM) or `mask_token_id` (speculators). Drafted tokens are the most probable ones.
 """
@@ -164,7 +164,7 @@ def folder_logits(
 
 
 def _round(draft: LanguageModel, joins: BlockInput, ids: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Round the draft's weights, in place, a table of its own too. Return the mask's states `[m · F]` float32.
+    """Round the draft's weights in place, its own copy of the table too. Return the mask's states `[m · F]` float32.
 
     The mask's state becomes what the fusion makes of them.
     """

@@ -168,7 +168,7 @@ def _our_name(name: str) -> str:
 
 
 def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return rotary parameters without what a Llama passes over and engines heed (a partial rotation)."""
+    """Return rotary parameters without those that a Llama ignores and engines obey (a partial rotation)."""
     if parameters.get("rope_type", "default") != "default":
         return parameters
     return {name: parameters[name] for name in ("rope_type", "rope_theta") if name in parameters}

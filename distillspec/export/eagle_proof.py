@@ -23,7 +23,7 @@ class StateProbe:
     """Texts `[B, L]` a batch, and logits `[N, n]` float32 of the draft at all their tokens but the first.
 
     Other engines begin a draft's text at its second token, beside the state of the first. Here the first token is read
-    too, beside a state of zeros. `first_token` is the share of positions whose most probable id that leaves as it is.
+    too, beside a state of zeros. `first_token` is the share of positions whose most probable id is the same either way.
     """
 
     texts: tuple[Tensor, ...]
