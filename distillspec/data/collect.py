@@ -64,8 +64,8 @@ def sample_responses(
     Args:
         deadline: seconds of `time.monotonic` at which the work ends. Unfinished answers are kept as they are.
         on_tokens: called with the number of tokens each step added.
-        lot: prompts answered between two calls of `writer.flush`, None: all. The models have been given back in these,
-            so a writer that runs them itself does so there alone.
+        lot: prompts answered between two calls of `writer.flush`, None: all. A writer that runs the models itself does
+            so in `flush` alone: there they have been given back.
     """
     waiting = [p for p in prompts if p.id not in writer.done_ids]
     requests = [GenerationRequest(p, max_new_tokens, stable_seed(seed, p.id)) for p in waiting]

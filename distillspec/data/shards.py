@@ -48,7 +48,7 @@ class ShardWriter:
         self._written: dict[str, Any] | None = None  # the manifest on disk
         self._opened = time.monotonic()
         self._manifest = self._open(json.loads(json.dumps(key)))
-        self.spent_s = float(self._manifest.get("seconds", 0.0))  # on the folder, before it was opened now
+        self.spent_s = float(self._manifest.get("seconds", 0.0))  # on the folder, before this opening
         self.done_ids = {
             sample["prompt_id"] for shard in self._manifest["shards"] for sample in _metadata_of(folder / shard["file"])
         }
@@ -61,7 +61,7 @@ class ShardWriter:
     def flush(self, *, complete: bool = False) -> None:
         """Write the pending samples as a shard. `complete` marks the folder as holding every requested sample.
 
-        Nothing is written where nothing is new: a finished folder may be one that cannot be written to.
+        Without new samples nothing is written: a finished folder may be read-only.
         """
         if self._pending or complete != self._manifest["complete"]:
             self._manifest["seconds"] = self.spent_s + time.monotonic() - self._opened
@@ -173,7 +173,7 @@ def recorded_key(folder: Path) -> dict[str, Any]:
 
 
 def recorded_seconds(folder: Path) -> float | None:
-    """Return the seconds in which the samples of a folder were made. None: it has no manifest, or one of before."""
+    """Return the seconds in which the samples of a folder were made. None: it has no manifest, or an older one."""
     path = folder / MANIFEST
     seconds: float | None = _read_manifest(path).get("seconds") if path.is_file() else None
     return seconds

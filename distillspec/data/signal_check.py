@@ -20,7 +20,7 @@ CHECKED = 6  # samples
 READ, FEWEST = 32, 64  # samples whose text is looked at, and the fewest tokens that say anything
 UNLIKELY = 0.05  # nats a token, beyond four standard errors
 RULED_OUT = 0.2  # share of the tokens that a policy rules out, from which text is another's
-FAR = 0.2  # nats. bfloat16 is .04 off float32. A text that was read at wrong places is .4 off and more
+FAR = 0.2  # nats. bfloat16 is .04 off float32. A text that was read at wrong positions is .4 off and more
 
 
 def strange_signals(samples: Sequence[Sample], target: LanguageModel) -> str | None:
@@ -58,7 +58,7 @@ def strange_text(samples: Sequence[Sample], target: LanguageModel, policy: Sampl
     """Return a line if text is not the target's own under a policy, None if it is.
 
     Of the target's own text the mean surprise is the mean entropy. Tokens that a filter rules out are left out, since
-    passes round differently. Of greedy text, which has neither surprise nor entropy, they tell alone.
+    passes round differently. Greedy text has neither surprise nor entropy, so its ruled-out tokens alone decide.
     """
     excess = list[Tensor]()
     for sample in [sample for sample in samples if sample.response_ids][:READ]:
