@@ -38,8 +38,8 @@ class Likelihood:
     Attributes:
         surprise: Σ −log p(token), nats, over the tokens that the policy allows.
         entropy: Σ H(p), nats, over the same: what the target's own tokens would have on average.
-        ruled_out: tokens that the policy rules out. An engine's pass rounds otherwise than this one, so that a token at
-            the edge of a filter may lie on either side of it.
+        ruled_out: tokens that the policy rules out. An engine's pass rounds differently from this one, so a token at
+            the edge of a filter may lie on either side.
         best: tokens that are the target's most probable one.
         quantiles: `[n]` in [0, 1], the probability of more probable tokens plus a random share of that of the tokens as
             probable as this one, which is among them: uniform if and only if the tokens were drawn from p.

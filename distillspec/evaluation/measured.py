@@ -108,7 +108,7 @@ def measure_speedup(
     on_prompt: Callable[[int, int], None] | None = None,
     decoders: MakeDecoders = reference_decoders,
 ) -> MeasuredSpeedup:
-    """Decode every group of prompts each way, one right after the other. Another way is first at each group.
+    """Decode every group of prompts each way, one way right after the other. Each group begins with another way.
 
     Sampled responses differ in length, so speeds are compared, not times. `on_prompt` is called with `(done, total)`.
 
@@ -146,7 +146,7 @@ def measure_speedup(
 
 
 def grouped(prompts: Sequence[Prompt], batch: int, most: int) -> list[Sequence[Prompt]]:
-    """Return at most so many groups of `batch` prompts each. None occurs twice: what is served learns from them.
+    """Return at most so many groups of `batch` prompts each. No prompt occurs twice: a server learns from them.
 
     Where there are fewer prompts than that, all are one group.
     """

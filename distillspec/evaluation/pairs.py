@@ -26,7 +26,7 @@ class Pair:
     alpha: Interval  # α less the other's
     tau: Interval  # how much larger τ(γ) is, as a share of the other's
     alpha_by_position: tuple[Interval, ...] = ()  # α of the first, second, … drafted token less the other's
-    speedup: Interval | None = None  # predicted at batch 1, each at its best length, less the other's; costs as timed
+    speedup: Interval | None = None  # predicted at batch 1 by timed costs, each at its best length, less the other's
 
     @property
     def sentence(self) -> str:
