@@ -34,7 +34,7 @@ def find_named(settings: EngineConfig, drafts: Sequence[str]) -> list[Path]:
     """Return the folders of drafts. If `engine.proposer` names drafts, it must name these.
 
     Raises:
-        ConfigError: a path has no draft, or a name is missing or too much.
+        ConfigError: a path has no draft, or names are missing or too many.
     """
     paths = find_drafts(drafts)
     check_named(settings, draft_names(paths))

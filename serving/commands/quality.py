@@ -52,7 +52,7 @@ def run(config: QualityCommand, folder: Path) -> None:
     chosen = config.quality
     check_no_store(config.engine)
     paths = find_named(config.engine, config.drafts)
-    targets = {name: load_target(config.target) for name in chosen.verifications}  # an engine holds its models
+    targets = {name: load_target(config.target) for name in chosen.verifications}  # each engine holds its own models
     target = targets[chosen.verifications[0]]
     read = read_prompts(chosen.prompts, chosen.longest_prompt, target, "quality.prompts")
     sides: dict[str, _Side] = {}

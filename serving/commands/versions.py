@@ -69,7 +69,7 @@ def _rollback(config: VersionsCommand, registry: VersionRegistry) -> dict[str, A
 
 
 def _check_withdrawal(config: VersionsCommand, registry: VersionRegistry) -> None:
-    """Refuse a draft that there is not, and the last one that serves: specialists come and go."""
+    """Refuse an unknown draft, and the last one that serves and is no specialist: those come and go."""
     name, members = _named(config, registry), registry.pool.members()
     permanent = [member.name for member in members if member.status == "serving" and member.cloned_from is None]
     if permanent == [name] or not name:
@@ -90,7 +90,7 @@ def _clear_away(config: VersionsCommand, registry: VersionRegistry) -> dict[str,
 
 
 def _of_all(registry: VersionRegistry) -> list[VersionRegistry]:
-    """Return the versions of each draft that there is or was."""
+    """Return the versions of each draft, present or withdrawn."""
     return [registry.of(member.name) for member in registry.pool.members()] or [registry]
 
 
