@@ -30,7 +30,7 @@ from distillspec.native.library import NotBuilt
 from distillspec.native.vector_kernel import WEIGHTS, Kind, numbers, vector_kernel
 
 # Tokens of a pass. The first number is for bfloat16 multiplied in pairs, and for float32 with AVX2 alone: longer texts
-# are read in parts. A prompt's chunk of 512 fits beside decoding rows, since a second call would read all weights again.
+# are read in parts. A prompt's chunk of 512 fits beside decoding rows: a second call would read all weights again.
 # Elsewhere torch takes larger passes.
 MOST_TOKENS, MOST_ELSEWHERE = 576, 48
 AVX2 = 8  # lanes
