@@ -82,7 +82,7 @@ def choose_attention(setting: str, models: Sequence[LanguageModel], page: int = 
 
 
 def page_tokens(setting: int | None, device: torch.device) -> int:
-    """Return the tokens of a page that the setting names, by default pages where memory is committed at once: CUDA."""
+    """Return the tokens of a page that the setting names. CUDA has pages by default: memory is committed at once."""
     if setting is not None:
         return setting
     return PAGE_TOKENS if device.type == "cuda" else 0

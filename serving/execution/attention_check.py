@@ -22,7 +22,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import slot_attention
 from distillspec.models.slot_cache import SlotCache, SlotView
 
-OVER_SLOTS, RECORDING = "distillspec_check_slots", "distillspec_check_own_"  # attentions registered with transformers
+OVER_SLOTS, RECORDING = "distillspec_check_slots", "distillspec_check_own_"  # names of attentions in transformers
 LIMIT = 4.0  # times the rounding of one attention. Measured: correct ones reach .3, a scale off by a fifth 6
 COARSEST = 2.0**-10  # the smallest unit assumed: TF32 and sums in another order round like it
 ELSEWHERE = 0.25  # largest error of a hidden state when only the parts without attention are computed again
@@ -63,7 +63,7 @@ class AttentionCheck:
         """Return a description of the first problem, None if there is none.
 
         Raises:
-            Exception: anything that a model which cannot use slots raises.
+            Exception: of any kind, by a model that cannot use slots.
         """
         hidden = self._own_pass()
         if not self.calls:
@@ -119,7 +119,7 @@ class AttentionCheck:
         return wanted
 
     def _check(self, actual: Tensor, wanted: Tensor, noise: Tensor | float, unit: float) -> None:
-        """Compare `[B, q, heads, d]` head by head and place by place. NaN in the model's own pass is skipped."""
+        """Compare `[B, q, heads, d]` by head and position. NaN in the model's own pass is skipped."""
         error, size = _norm(actual - wanted), _norm(wanted)
         wrong = ~(error <= LIMIT * (noise + unit * size)) & size.isfinite() & self._real[..., None]
         if bool(wrong.any()):

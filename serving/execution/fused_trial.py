@@ -50,7 +50,7 @@ def faster(model: LanguageModel, fused: FusedLayers, cache: SlotCache, recorder:
     """Return the layers in few launches if a recorded pass takes less time with them. The log says how much.
 
     Args:
-        recorder: of its own. The engine's keeps what it records in one memory, and nothing of it may be dropped.
+        recorder: one for the trial alone. The engine's keeps all recordings in one memory, and none may be dropped.
     """
     with slot_attention_in(model.model), on_device(model.device):
         own_s, fused_s = (_seconds(model, layers, cache, recorder) for layers in (_plain(model), fused.hidden))

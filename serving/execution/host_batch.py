@@ -11,7 +11,7 @@ from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.types import Ints
 
-NARROW = 16  # rows of at most so many tokens are windows of drafted tokens, which attend together. Longer ones: prompts
+NARROW = 16  # rows of at most so many tokens are windows of drafted tokens, which attend together, others prompts
 
 
 class HostBatch:
@@ -20,7 +20,7 @@ class HostBatch:
     Args:
         cache: that the rows are slots of.
         rows: in the order of their hidden states.
-        newest_alone: of each row's wanted tokens the first one alone is wanted.
+        newest_alone: only the first of each row's wanted tokens is wanted.
 
     Attributes:
         slots, starts: `[B]`, of the rows.
@@ -95,7 +95,7 @@ class HostGroup:
         start, count: its tokens in the batch.
         even: all rows have as many tokens.
         wide: some are trees, or see later tokens.
-        reach: places to read in each row.
+        reach: places to read in each slot.
     """
 
     def __init__(self, batch: HostBatch, cache: SlotCache, first: int, end: int) -> None:

@@ -102,7 +102,7 @@ class SlotPool:
         return self.pages is not None and self.pages.shared > 0
 
     def shared_tokens(self, owners: Sequence[str]) -> dict[str, int]:
-        """Return how many tokens of each owner's pages one before it in `owners` holds too. Others are left out."""
+        """Return how many tokens of each owner's pages an earlier one of `owners` holds too. Zeros are left out."""
         if self.pages is None or not self.shares_pages:
             return {}
         counts = self.pages.held_before([self._slot_of[owner] for owner in owners])
@@ -142,7 +142,7 @@ class SlotPool:
             self.pages.resize(slot, 0)
             return []
         text = len(self.contents[prefix.slot])
-        readable = text - 1 if prefix.slot in self.owners else text  # its newest token is read once more
+        readable = text - 1 if prefix.slot in self.owners else text  # its newest token will be read once more
         return self.pages.share(slot, prefix.slot, prefix.length, readable)
 
     def _choose(self, prefix: Prefix | None) -> int:
@@ -219,12 +219,12 @@ class SlotPool:
         """Return the slot of this salt that shares the longest prefix with `tokens`. Free ones first.
 
         Args:
-            slots: look at these only. None: at all, owned or not.
+            slots: look at these only. None: at all of them, owned or not.
         """
         best = Prefix(0, 0)
         for slot in range(self.slots) if slots is None else slots:
             text, probe = self.contents[slot], min(best.length, PROBE)
-            wanted = best.length + (slot in self.owners or best.slot not in self.owners)  # as long does if it is free
+            wanted = best.length + (slot in self.owners or best.slot not in self.owners)  # a free slot wins a tie
             if self.salts[slot] != salt or min(len(text), len(tokens)) < wanted or text[:probe] != tokens[:probe]:
                 continue
             length = common_length(text, tokens)

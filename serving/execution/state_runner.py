@@ -25,7 +25,7 @@ from distillspec.serving.execution.runner import ModelRunner
 class StateRunner(ModelRunner):
     """Feeds each token the target's states of the token before it, or the draft's own where the target has none yet.
 
-    What it keeps of tokens that followed its own states differs from what it keeps of text: they are read again when
+    Keys and values of tokens that followed its own states differ from those of text: such tokens are read again when
     they are text. Passes are not recorded alone, only in whole draft loops.
 
     Args:
@@ -47,7 +47,7 @@ class StateRunner(ModelRunner):
         self._columns: tuple[tuple[int, ...], Tensor | None] = ((), None)  # for these states of the source
 
     def read(self, rows: Sequence[RowInput]) -> Tensor:
-        """See `ModelRunner.read`. Of text that nobody wants the states of, a single layer computes keys and values."""
+        """See `ModelRunner.read`. Of text whose states nobody wants, a single layer computes keys and values alone."""
         if not self._keeps_keys_alone or any(row.wanted for row in rows):
             return super().read(rows)
         BackgroundCall.give_way()
