@@ -19,14 +19,14 @@ PLAIN = 3  # features before the domains: a constant, and those of `progress_of`
 SIZE = PLAIN + DOMAINS + WORDS
 START = 0.0  # log-odds of acceptance before anything was seen
 # Precision of the weights before anything was seen. There are many words, and each says little: with the precision of
-# the others, together they would leave every draft in doubt for ever.
+# the other features they would together leave every draft in doubt for ever.
 PRIOR = numpy.concatenate([numpy.full(PLAIN + DOMAINS, 3.0), numpy.full(WORDS, 30.0)])
 OF_A_DRAFT = numpy.maximum(PRIOR, 8.0)  # of what one draft adds to what all have in common
 LEAST_CHANCE = 0.05  # that an evaluation, or a ratio to an old draft, is believed
 CORRELATED = 0.25  # weight of a trial: those of one answer are alike
 MEMORY = 2000.0  # trials after which evidence has half its weight
-QUICK, SURPRISE = 0.02, 4.0  # weight of a step in the recent error, and the standard errors of it that mean a change
-KEPT = 0.1  # share of the evidence that is left after one
+QUICK, SURPRISE = 0.02, 4.0  # weight of a step in the recent error, and how many of its standard errors mean a change
+KEPT = 0.1  # share of the evidence that is left after a change
 
 
 def features(row: RowView) -> Floats:
@@ -60,7 +60,7 @@ def of_domain(row: RowView) -> Floats:
 def progress_of(row: RowView) -> tuple[float, float]:
     """Return the features that change while an answer grows, in [0, 1]: tokens written, and of the longest match.
 
-    The match is that of a lookup, with the logarithm of its tokens, 0 without one.
+    The match is that of a lookup. It counts by the logarithm of its tokens, 0 without a match.
     """
     match = max([option.match for option in row.options if option.source in (LOOKUP, SUFFIX)], default=0)
     written = row.context_tokens - len(row.prompt)
@@ -115,12 +115,12 @@ class Accepting:
         self.precision += CORRELATED * variance * known**2
 
     def forget(self, share: float = 1.0) -> None:
-        """Forget a share of the evidence, not what it said."""
+        """Forget a share of the evidence. The means of the weights stay."""
         self.precision = self.prior + (self.precision - self.prior) * (1 - share)
         self._error = self._variance = 0.0
 
     def change(self, acceptance: float) -> None:
-        """Go on for a draft that is another now, with this acceptance over that of the old one."""
+        """Go on for a draft that was replaced. `acceptance`: of the new one over that of the old one."""
         self.forget(1 - KEPT)
         before = sigmoid(float(self.weights[0]))
         self.weights[0] += _log_odds(acceptance * before) - _log_odds(before)

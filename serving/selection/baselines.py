@@ -119,7 +119,7 @@ class EpsilonGreedy(ByRequest):
         self.seed, self.epsilon = parts.seed, epsilon
         self._rewards, self._meter = Rewards(), LossMeter(parts.latency)
         self.losses = self._meter.losses
-        self._tried: dict[str, str] = {}  # rows, and a draft that each was drawn, beside the best one
+        self._tried: dict[str, str] = {}  # rows that tried a drawn draft in place of the best one, and that draft
 
     def pick(self, row: RowView, drafts: Sequence[str]) -> str:
         draws, rates = Random(f"{self.seed}/{row.sequence_id}"), self._rewards.rates(ALL)

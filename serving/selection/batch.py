@@ -16,9 +16,9 @@ from distillspec.serving.costs.latency import LatencyModel
 from distillspec.types import Bools, Floats, Ints
 
 NO_DRAFT = -1  # index of a row without a draft
-BETTER = 1.03  # times the tokens of a row: what a change must bring for each row that it moves
+BETTER = 1.03  # times a row's tokens: what a change must bring for each row that it moves
 UNABLE_WORTH = -1e9  # tokens, of a draft that may not draft
-TYPICAL_TOKENS = 2  # of a row, over which the cost of verifying one is taken
+TYPICAL_TOKENS = 2  # of a row, over which the cost of verifying a token is averaged
 
 
 class Prospect(NamedTuple):
@@ -26,10 +26,10 @@ class Prospect(NamedTuple):
 
     tokens: Floats  # `[m, L]`, that trees of 1 … L levels are expected to add
     able: Bools  # `[m]`, drafts that may draft for the row
-    reading_s: Floats  # `[m]`, seconds in which a draft reads what it has not read of the row's text
+    reading_s: Floats  # `[m]`, seconds in which a draft reads the part of the row's text that it has not read
     left: float  # tokens that the row is taken to write still
     context: int  # its cached tokens
-    used: float = 1.0  # share of its steps that a draft drafts in, and no source without a model
+    used: float = 1.0  # share of its steps in which a draft drafts, rather than a source without a model
     shapes: Floats | None = None  # `[2, m, L]`, nodes of these trees, and what the draft reads for them. None: chains
     blocks: frozenset[str] = frozenset()  # drafts of which one pass gives all tokens
 
@@ -165,7 +165,7 @@ class Batch:
         return best + 1 if worth[best] > 0 else 0
 
     def _worth(self, price: float) -> Floats:
-        """Return what each draft is worth for each row `[n, m]`, in tokens a step, if its passes cost nothing more."""
+        """Return what each draft is worth for each row `[n, m]`, in tokens a step, as if its passes were free."""
         lengths = slice(None) if self.fixed is None else slice(min(self.fixed, len(self._levels)) - 1, self.fixed)
         tokens, used = self.tokens[..., lengths], self.used[:, None]
         gains = used[..., None] * (tokens - price * self.node_s * self.nodes[..., lengths])

@@ -1,4 +1,4 @@
-"""Sources without a model beside the drafts: in which share of the steps they draft in place of a draft."""
+"""Sources without a model beside the drafts: the share of the steps in which they draft and no draft does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distillspec.serving.base.acceptance import Trial
 from distillspec.serving.base.rows import RowView
 from distillspec.serving.selection.accepting import domain_index
 
-STRENGTH = 30.0  # steps that the share of its domain is worth beside an answer's own
+STRENGTH = 30.0  # steps that the share of an answer's domain counts for, beside the answer's own
 MEMORY = 2000.0  # steps of a domain after which evidence has half its weight
 SHARE = 0.2  # that is assumed while nothing is known of a domain
 

@@ -95,7 +95,7 @@ class GoodputSelection(SelectionState):
                 answer.free_steps += self._share.saw(views[row.sequence_id], row.trials)
             if source in self.free:
                 continue  # nothing is learnt of drafts
-            # Also tokens tried behind rejected n-grams, for few are tried first. Such text is harder, for every draft.
+            # Also tokens tried behind rejected n-grams, since few are tried first. Such text is harder for every draft.
             trials = [trial for trial in ranked_of_source(row.trials, source) if trial.rank == 0]
             if not trials:
                 continue
@@ -146,7 +146,7 @@ class GoodputSelection(SelectionState):
                 answer.belief = self._belief(source, answer)
 
     def _keep_draft(self, row: RowView, rows: Sequence[RowView]) -> None:
-        """Keep a row's draft, or begin with one: for a new answer, or where its draft may not draft for it."""
+        """Keep a row's draft. Give a row one if its answer is new, or its draft may not draft for it."""
         answer = self._answers.get(row.sequence_id)
         if answer is not None and answer.coming is not None:
             self._arrive(row, answer)
@@ -158,7 +158,7 @@ class GoodputSelection(SelectionState):
         self._answers[row.sequence_id] = self._dominant_answer(row, rows) or self._new_answer(row, rows)
 
     def _dominant_answer(self, row: RowView, rows: Sequence[RowView]) -> Answer | None:
-        """Return a new answer of the draft that is the best for all, None where there is none, or may not draft."""
+        """Return a new answer with the draft that is the best for all. None: there is none, or it may not draft."""
         draft = self._dominance.draft
         if draft is None or not any(option.source == draft for option in drafts_of(row)):
             return None
@@ -179,7 +179,7 @@ class GoodputSelection(SelectionState):
         able.sort(key=lambda index: names[index] not in self.free)  # first, where no draft is worth more than nothing
         first = self._first.best_for_all_rows(row, names, able, (beside, self._draft_indices(others, names)), chances)
         draft, mean, drawn = names[first.chosen], chances.mean[first.chosen], chances.drawn[first.chosen]
-        # A trial is believed in: by what is expected of the draft, a controller might let it draft nothing.
+        # A draft on trial is believed in: by what is expected of it, a controller might let it draft nothing.
         belief = None if draft in self.free else max(mean, drawn) if first.lost else mean
         answer = Answer(draft, row.context_tokens, known, belief, kind, first.lost)
         answer.prospect = (names, self._prospects.alone), first.prospect

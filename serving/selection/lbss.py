@@ -29,7 +29,7 @@ class Lbss(SelectionState):
         chunks: of exploration in an epoch.
         chunk: steps.
         places: rows that a draft serves at a time (B_j), 0: all. One number for all drafts, or by name, as memory or a
-            limit on batches has it: all for those left out.
+            limit on batches allows. Drafts left out serve all rows.
         first: k of the first epoch.
         fast_switching: the next chunk's draft reads a row's text ahead.
     """
@@ -55,10 +55,10 @@ class Lbss(SelectionState):
             if value < least:
                 raise ConfigError(f"selection_options.{name}={value} must be at least {least}")
         self.seed, self.chunks, self.chunk = parts.seed, chunks, chunk
-        self._by_draft, self._others = by_draft, others  # places
+        self._by_draft, self._others = by_draft, others  # places of drafts, by name and of those left out
         self.fast_switching = fast_switching
         self.first = first
-        self.epoch, self._slot = first, 0  # and the steps of the epoch that are over
+        self.epoch, self._slot = first, 0  # the epoch, and how many of its steps are over
         self._rewards, self._meter = Rewards(), LossMeter(parts.latency)
         self.losses = self._meter.losses
         self._matched: dict[str, str | None] = {}  # while it exploits
@@ -110,10 +110,10 @@ class Lbss(SelectionState):
         self._matched = {}
 
     def _ahead(self, rows: Sequence[RowView], now: Choices) -> Mapping[str, str]:
-        """Return the rows whose draft is drawn to be another a chunk of steps from here, and that draft."""
+        """Return the rows that will have another drawn draft a chunk of steps from now, and that draft."""
         explores, later = self.chunks * self.chunk, self._slot + self.chunk
         over = later - explores - 2**self.epoch
-        if not self.fast_switching or (explores <= later and over < 0):  # the matching is not known before
+        if not self.fast_switching or (explores <= later and over < 0):  # the matching is not known yet
             return {}
         drawn = self._drawn(rows, later) if over < 0 else self._drawn(rows, over, self.epoch + 1)
         return {row: source for row, source in drawn.items() if source is not None and source != now[row]}

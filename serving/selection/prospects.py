@@ -18,16 +18,16 @@ from distillspec.serving.selection.optimism import Optimism
 from distillspec.serving.selection.tree_gains import TOKENS, TreeGains
 from distillspec.types import Floats, Ints
 
-LEAST_LEFT = 32  # tokens that an answer is taken to write still. As many as it has written, where those are more
+LEAST_LEFT = 32  # tokens that an answer is expected to write still, or as many as it has written if that is more
 OPTIMISM_SD = 1.5  # standard deviations that an optimistic estimate of a draft's log-odds adds to their mean
 
 
 class Prospects:
     """Makes prospects, and batches of them, by the present costs of steps.
 
-    Where the controller grows trees, a row that is alone is priced by these. What a node must bring is taken from the
-    last batch that was priced. Rows that share passes are priced by chains: siblings make drafts alike, so by trees no
-    row alone would be worth the passes of another draft, and which draft is the best of a kind would be learnt late.
+    Where the controller grows trees, a row that is alone is priced by trees. What a node must bring is taken from the
+    last batch that was priced. Rows that share passes are priced by chains. Siblings make drafts similar: by trees no
+    single row would be worth the passes of another draft, and the best draft of a kind would be learnt late.
 
     Args:
         acceptance: of the drafts.
@@ -105,13 +105,13 @@ class Prospects:
         return Batch(rows, costs, latency, self.parts.fixed_length, free)
 
     def priced(self, batch: Batch, row_drafts: Ints) -> None:
-        """Take what a node must bring from a batch whose rows have `row_drafts [n]`. Trees are grown anew."""
+        """Note what a node must bring, by a batch whose rows have `row_drafts [n]`. Trees are grown anew."""
         if any(self._trees.values()):
             self._least = batch.rate(row_drafts) * batch.node_s
         self._trees.clear()
 
     def changed(self, change: DraftChange) -> None:
-        """Learn that a draft is another."""
+        """Learn that a draft was replaced."""
         self._trees.pop(change.source, None)
 
     def _fill(self, figures: Floats, option: Option, chance: float) -> None:
@@ -136,7 +136,7 @@ class Prospects:
         return self._trees[source]
 
     def _least_now(self) -> float:
-        """Return what a node must bring: at first at the tokens a second of one row without drafts."""
+        """Return what a node must bring. At first that is by the tokens a second of one row without drafts."""
         if self._least is None:
             table = self.parts.latency().target
             node_s = (table.seconds(0, 1 + TYPICAL_TOKENS) - table.seconds(0, 1)) / TYPICAL_TOKENS
