@@ -48,11 +48,11 @@ def decide(
 ) -> GateDecision | None:
     """Decide on a candidate, None: more evidence is needed.
 
-    It is promoted if the whole interval of its gain is above the margin, and no domain nor tenant has one below 0. One
-    for which that is not to be expected by `config.requests` conversations is given up: learning waits for the verdict.
+    It is promoted if the whole interval of its gain is above the margin, and no domain or tenant has one below 0. If
+    that is not to be expected by `config.requests` conversations, it is given up: learning waits for the verdict.
 
     Args:
-        number: of the candidate among those since the last promotion, from 1 on. Each spends a part of the error.
+        number: of this candidate among those since the last promotion, from 1 on. Each spends a part of the error.
         final: there will be no more evidence.
     """
     requests = len(evidence.pairs)

@@ -36,7 +36,7 @@ def confidence_sequence(values: Sequence[float], error: float) -> Interval:
 
 
 def plausible_lower_end(values: Sequence[float], error: float, at: int) -> float:
-    """Return the lower end of the interval at `at` values, were the mean as high as is plausible by now."""
+    """Return the lower end of the interval at `at` values, if the mean were as high as is plausible by now."""
     n = len(values)
     if n < 2:
         return math.inf

@@ -1,6 +1,6 @@
-"""Conversations of a tenant: a prompt that comes again, or that goes on from an earlier prompt, is of the same one.
+"""Conversations of a tenant: a prompt that repeats or continues an earlier one belongs to the same conversation.
 
-Answers of one conversation resemble each other, so they are evidence as a whole, and what was learnt from one of them
+Answers of a conversation resemble each other, so they are evidence as a whole, and what was learnt from one of them
 tells of the others.
 """
 

@@ -93,7 +93,7 @@ def _cut(answer: LoggedAnswer, tokens: int) -> LoggedAnswer:
 def _of_whole_text(answer: LoggedAnswer, kept: LoggedAnswer) -> dict[str, Any]:
     """Return states and rejected nodes if the text is as it was.
 
-    What is taken out can be read from the states of later tokens, and from what was drafted in its place.
+    The states of later tokens, and what was drafted in place of removed text, would reveal that text.
     """
     same = (kept.prompt_ids, kept.response_ids) == (answer.prompt_ids, answer.response_ids)
     return {

@@ -17,7 +17,7 @@ from distillspec.serving.online.state.version import ONLY
 REGISTRY, MANIFEST = "registry.sqlite", "manifest.sqlite"  # of the versions and of the replay log
 ANSWERS = "answers"  # folder of what proposers without a model keep, beside the log
 
-LOG_BYTES = 64 << 20  # of a log of figures or of what the trainer says, and of the one before it: weeks
+LOG_BYTES = 64 << 20  # of a log of figures or of the trainer's output, and of the one before it: weeks
 
 M = TypeVar("M", bound="_Message")
 
@@ -159,7 +159,7 @@ class _Message:
         return replace(self, **changes)
 
 
-# What the states of several drafts add up.
+# Fields that are added up over the states of several drafts.
 ADDED = ("updates", "learnt", "skipped", "capped", "cpu_s", "loading_cpu_s", "judging_cpu_s", "seconds")
 
 
@@ -167,7 +167,7 @@ ADDED = ("updates", "learnt", "skipped", "capped", "cpu_s", "loading_cpu_s", "ju
 class TrainerState(_Message):
     """State of the trainer between updates of one draft.
 
-    Only the process that holds its lock writes it, but for a specialist's first one, before it is listed.
+    Only the process that holds its lock writes it, except the first state of a specialist that is not listed yet.
     """
 
     cursor: int = 0  # number of the last logged answer that an update considered

@@ -19,9 +19,9 @@ def branches_of(
 ) -> Iterator[tuple[Sample, torch.Tensor, float]]:
     """Yield text, weights and scale of branches of answers, in random order.
 
-    A branch begins with its answer's text up to the place where it leaves it, and that text is read once more. No more
-    branches follow once they have as many tokens as the answers. A node that several branches share has a weight in
-    one of them.
+    A branch begins with its answer's text up to the position where it leaves it, and that text is read once more. There
+    are no more branches once they have as many tokens as the answers. A node that several branches share has a weight
+    in one of them.
 
     Args:
         scales: tenant → weight of its tokens.

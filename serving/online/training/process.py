@@ -65,7 +65,7 @@ def run_trainer(
 
     Args:
         judged: with `once`, score the candidate on answers that it did not learn from.
-        without: a tenant to delete before, from what was learnt too. See `unlearn`.
+        without: a tenant to delete first, also from what was learnt. See `unlearn`.
 
     Raises:
         RunError: another trainer works on this folder (`Occupied`), or this one is quarantined.
@@ -87,9 +87,9 @@ def run_trainer(
 
 
 def _once(trainer: OnlineTrainer, judged: bool) -> Version | None:
-    """Make one update on what is logged. To be judged, the candidate leaves the newest answers aside, and scores them.
+    """Make one update on what is logged. To be judged, the candidate is scored on the newest answers, not taught by them.
 
-    They are at most a third of the new ones.
+    They are at most a third of the new answers.
     """
     new = trainer.replay.count(after=trainer.state.cursor)
     version = trainer.update("by hand", min(trainer.settings.gate.requests, new // 3) if judged else 0)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 SCORE_BATCH = 4  # answers. The trainer looks for an end, and for other work, in between
 EXPECTED = (ConfigError, RunError, ValueError, OSError)  # raised by a damaged or foreign draft
-REST_S = 600.0  # that a suspicion waits after there was no memory for it
+REST_S = 600.0  # for which a suspicion waits after memory did not suffice for it
 
 
 class Scorer:
@@ -106,7 +106,7 @@ class Scorer:
                 raise
             problem = f"there is no memory to judge it: {in_one_line(error)}"
         self._loaded.clear()
-        free_unused()  # after the error, which held what there was
+        free_unused()  # after the error, which held the memory
         return problem
 
     def _give_up(self, version: Version, reason: str) -> None:
@@ -150,7 +150,7 @@ class Scorer:
         answers: Mapping[int, LoggedAnswer | None],
         states: TargetStates | None,
     ) -> dict[int, Score]:
-        """Return the scores of answers. One on which the logits are not finite is one that accepts nothing.
+        """Return the scores of answers. An answer on which the logits are not finite accepts nothing.
 
         Raises:
             NonFiniteLogits: the logits are finite on no answer so far.

@@ -140,7 +140,7 @@ class OnlineTrainer:
             RunError: too many updates failed in a row and the trainer is quarantined (`state.quarantined`), or a tenant
                 whose answers it learnt from was deleted during the update.
             ConfigError: the log and the draft do not fit.
-            Overtaken: of one that was due by itself. What it would have learnt from waits for the next one.
+            Overtaken: by an update that was due by itself. What it would have learnt from waits for the next one.
         """
         began_s, began_cpu_s = self._clock(), time.process_time()
         self._stage("selecting")
