@@ -86,7 +86,9 @@ class FlatView:
             places: `cache.max_len` for rows that write nothing.
             reach: places to read in each row.
         """
-        positions, groups, first = places.clamp(max=self.cache.max_len - 1), [], 0
+        positions = places.clamp(max=self.cache.max_len - 1)
+        groups = []
+        first = 0
         for group in self.groups:
             rows = slice(first, first + len(group.view.slots))
             view_fields = (places[rows, None], positions[rows, None], reach, group.view.slots, group.view.first)

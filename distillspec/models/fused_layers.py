@@ -177,7 +177,9 @@ def turn_and_keep(
     """Rotate queries and keys of `product [N, (heads + 2 · kv) · d]`, and put all into `query` and the cache."""
     from distillspec.models import fused_kernels
 
-    heads, dim, kv_heads = query.shape[1], query.shape[2], keys.shape[1]
+    heads = query.shape[1]
+    dim = query.shape[2]
+    kv_heads = keys.shape[1]
     fused_kernels.turn_and_keep[(len(product), heads + 2 * kv_heads)](
         product,
         cosines,

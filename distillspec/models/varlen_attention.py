@@ -36,7 +36,9 @@ def varlen_attention(
         raise NotImplementedError("torch's variable-length attention has no soft cap")
     keys, values, view = view.cache.unpaged(keys, values, view)
     batch, heads, width, dim = query.shape
-    kv_heads, slot_len, longest = keys.shape[1], keys.shape[2], view.reach + width
+    kv_heads = keys.shape[1]
+    slot_len = keys.shape[2]
+    longest = view.reach + width
     if view.ancestors is not None or view.first is None or longest > slot_len:
         return masked_attention(query, keys, values, view, scaling, window)
     sequences, groups = batch * kv_heads, heads // kv_heads

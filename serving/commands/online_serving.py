@@ -114,7 +114,9 @@ class RegistryCatalogue:
     """The server's `DraftCatalogue` over the versions of an `Adaptation`. The gate keeps working beside it."""
 
     def __init__(self, adaptation: Adaptation) -> None:
-        self._registry, self._pool, self._engine = adaptation.registry, adaptation.pool, adaptation.engine
+        self._registry = adaptation.registry
+        self._pool = adaptation.pool
+        self._engine = adaptation.engine
 
     def list(self) -> tuple[DraftEntry, ...]:
         used = {name: draft.identity.version for name, draft in dict(self._engine.drafts).items()}

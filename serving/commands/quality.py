@@ -92,7 +92,9 @@ def run(config: QualityCommand, folder: Path) -> None:
 
 def _answer(config: QualityCommand, sides: dict[str, _Side], prompts: Sequence[Prompt]) -> None:
     """Answer all prompts by all sides, in rounds. The order of the sides changes from round to round."""
-    chosen, policy, done = config.quality, config.sampling.policy, 0
+    chosen = config.quality
+    policy = config.sampling.policy
+    done = 0
     params = SamplingParams(policy.temperature, policy.top_p, policy.top_k, policy.min_p, max_tokens=chosen.max_tokens)
     parts = numpy.array_split(numpy.arange(len(prompts)), chosen.rounds)
     with progress("answering") as line:

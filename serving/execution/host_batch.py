@@ -99,15 +99,18 @@ class HostGroup:
     """
 
     def __init__(self, batch: HostBatch, cache: SlotCache, first: int, end: int) -> None:
-        self.rows, self.slots = batch.rows[first:end], batch.slots[first:end]
+        self.rows = batch.rows[first:end]
+        self.slots = batch.slots[first:end]
         self._counts = batch.counts[first:end]
-        self.start, self.width = int(batch.offsets[first]), int(self._counts.max())
+        self.start = int(batch.offsets[first])
+        self.width = int(self._counts.max())
         self.count = int(batch.offsets[end]) - self.start
         self.even = self.count == self.width * len(self.rows)
         self.wide = any(row.is_wide or row.mutual for row in self.rows)
         self.reach = cache.reach(max(row.end for row in self.rows))
         tokens = slice(self.start, self.start + self.count)
-        self._places, self._steps = batch.places[tokens], batch.steps[tokens]
+        self._places = batch.places[tokens]
+        self._steps = batch.steps[tokens]
         self._spare = cache.max_len  # place
 
     @property

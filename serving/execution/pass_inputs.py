@@ -45,10 +45,14 @@ class PassInputs:
         self._buffer = torch.from_numpy(self._blank).to(device, copy=True)
         named = dict(zip(sizes, [self._buffer[part] for part in self._parts], strict=True))
         self.tokens = named["tokens"][None]
-        self.last, self.ends = named["last"], named["ends"]
-        self._slots, self._places = named["slots"], named["places"]
-        self._queries, self._back = named["queries"], named["back"]
-        self._rectangle, self._order = named["rectangle"].view(rows, -1), named["order"]
+        self.last = named["last"]
+        self.ends = named["ends"]
+        self._slots = named["slots"]
+        self._places = named["places"]
+        self._queries = named["queries"]
+        self._back = named["back"]
+        self._rectangle = named["rectangle"].view(rows, -1)
+        self._order = named["order"]
         self._rows = torch.arange(rows, device=device)
 
     def batch(self) -> FlatBatch:

@@ -75,7 +75,9 @@ class Adaptation:
         report: Report | None = None,
         wake: Callable[[], None] | None = None,
     ) -> None:
-        self.engine, self.settings, self.layout = engine, settings, settings.layout
+        self.engine = engine
+        self.settings = settings
+        self.layout = settings.layout
         key = LogKey.of(engine.target.identity, settings.replay.entries)
         self.replay = ReplayLog(self.layout.replay, key, settings.replay, seed=settings.seed)
         report = report or MetricsLog(self.layout.root / "metrics.jsonl", LOG_BYTES).add

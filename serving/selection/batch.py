@@ -54,7 +54,10 @@ class Batch:
         fixed: int | None = None,
         free: int | None = None,
     ) -> None:
-        self.drafts, self.latency, self.fixed, self.free = drafts, latency, fixed, free
+        self.drafts = drafts
+        self.latency = latency
+        self.fixed = fixed
+        self.free = free
         self.tokens = numpy.stack([row.tokens for row in rows])  # [n, m, L]
         self.able = numpy.stack([row.able for row in rows])
         self.reading_s = numpy.stack([row.reading_s for row in rows])

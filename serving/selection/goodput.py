@@ -170,7 +170,9 @@ class GoodputSelection(SelectionState):
     def _new_answer(self, row: RowView, rows: Sequence[RowView]) -> Answer:
         """Return a new answer with its first draft, drawn by what its drafts may be worth beside the others'."""
         self.draws += 1
-        names, known, kind = self._names(rows), features(row), domain_index(row)
+        names = self._names(rows)
+        known = features(row)
+        kind = domain_index(row)
         chances = self._first.drawn_chances(row, names, known)
         self._optimism.begun(kind)
         others = [other for other in rows if other is not row and other.sequence_id in self._answers]
@@ -224,7 +226,9 @@ class GoodputSelection(SelectionState):
         drafts = [None if draft == NO_DRAFT else names[draft] for draft in best.tolist()]
         for answer, draft, may_move in zip(answers, drafts, settled, strict=True):
             if may_move:
-                answer.loss, answer.coming_loss, answer.coming = 0.0, 0.0, None
+                answer.loss = 0.0
+                answer.coming_loss = 0.0
+                answer.coming = None
             if draft is not None and draft != answer.draft:
                 answer.coming = draft
                 self._dominance.doubted()
@@ -265,7 +269,9 @@ class GoodputSelection(SelectionState):
         if source is None or source not in unread:
             answer.coming = None
         elif unread[source] <= READ_WITH_DRAFTING or not self.fast_switching:
-            answer.draft, answer.coming, answer.draft_since = source, None, row.context_tokens
+            answer.draft = source
+            answer.coming = None
+            answer.draft_since = row.context_tokens
             answer.loss, answer.coming_loss = answer.coming_loss, 0.0
             answer.belief = self._belief(source, answer)
 

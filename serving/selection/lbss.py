@@ -54,7 +54,9 @@ class Lbss(SelectionState):
             least = int(name.startswith("chunk"))
             if value < least:
                 raise ConfigError(f"selection_options.{name}={value} must be at least {least}")
-        self.seed, self.chunks, self.chunk = parts.seed, chunks, chunk
+        self.seed = parts.seed
+        self.chunks = chunks
+        self.chunk = chunk
         self._by_draft, self._others = by_draft, others  # places of drafts, by name and of those left out
         self.fast_switching = fast_switching
         self.first = first

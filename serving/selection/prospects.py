@@ -41,7 +41,10 @@ class Prospects:
     def __init__(
         self, parts: SelectionParts, acceptance: DraftsAcceptance, share: FreeShare, optimism: Optimism
     ) -> None:
-        self.parts, self._acceptance, self._share, self._optimism = parts, acceptance, share, optimism
+        self.parts = parts
+        self._acceptance = acceptance
+        self._share = share
+        self._optimism = optimism
         self.alone = False
         self._trees: dict[str, TreeGains | None] = {}  # by draft, None: chains
         self._least: float | None = None  # tokens that a node must bring

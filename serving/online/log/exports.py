@@ -24,7 +24,9 @@ class Exports:
     """
 
     def __init__(self, manifest: Manifest, key: LogKey, write: Callable[[Path, Callable[[Path], Any]], None]) -> None:
-        self._manifest, self._key, self._write = manifest, key, write
+        self._manifest = manifest
+        self._key = key
+        self._write = write
 
     def add(self, path: Path, answers: Sequence[LoggedAnswer]) -> None:
         """Write answers to a file. It is listed before, so that a crash leaves none that no deletion would find."""

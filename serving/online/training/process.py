@@ -87,7 +87,7 @@ def run_trainer(
 
 
 def _once(trainer: OnlineTrainer, judged: bool) -> Version | None:
-    """Make one update on what is logged. To be judged, the candidate is scored on the newest answers, not taught by them.
+    """Make one update on what is logged. A candidate to be judged is scored on the newest answers, not taught by them.
 
     They are at most a third of the new answers.
     """

@@ -75,7 +75,9 @@ class OnlineTrainer:
         on_stage: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings, self.config, self.layout = settings, settings.adapt, settings.layout.of(member)
+        self.settings = settings
+        self.config = settings.adapt
+        self.layout = settings.layout.of(member)
         self.member, self.registry = member, VersionRegistry(self.layout.versions).of(member)
         self.replay = log_of(member, ReplayLog(self.layout.replay), self.registry)
         self._drafts = BaseDrafts(self.registry, self.replay, target or LoadedTarget.of(settings, self.replay.key))

@@ -58,7 +58,9 @@ class Generation:
     """A running generation. `close` must be called: it aborts unfinished answers and writes the log line."""
 
     def __init__(self, state: AppState, parsed: ParsedRequest, replies: Replies, requests: Sequence[Request]) -> None:
-        self.state, self.parsed, self.replies = state, parsed, replies
+        self.state = state
+        self.parsed = parsed
+        self.replies = replies
         self._open = ExitStack()
         self._span = self._open.enter_context(state.tracing.span(**{"gen_ai.request.model": state.model}))
         try:

@@ -69,7 +69,9 @@ class CompletionReplies:
     opening: tuple[Json, ...] = ()
 
     def __init__(self, head: Head, codec: TextCodec, answers: int, logprobs: bool) -> None:
-        self.head, self.codec, self.logprobs = head, codec, logprobs
+        self.head = head
+        self.codec = codec
+        self.logprobs = logprobs
         self._offsets = [0] * answers
 
     def choice(self, delta: Delta) -> Json:
@@ -109,7 +111,9 @@ class ChatReplies:
     object, chunk_object = "chat.completion", "chat.completion.chunk"
 
     def __init__(self, head: Head, codec: TextCodec, answers: int, logprobs: bool) -> None:
-        self.head, self.codec, self.logprobs = head, codec, logprobs
+        self.head = head
+        self.codec = codec
+        self.logprobs = logprobs
         # The first chunk of each answer names the role.
         first = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         self.opening: tuple[Json, ...] = tuple({"index": index, **first} for index in range(answers))
