@@ -85,5 +85,5 @@ def _errors(sample: Sample, target: LanguageModel) -> Tensor:
     assert isinstance(sample.signal, TeacherSignal)
     recorded = sample.signal.ids.long().split(SCORED_ROWS)
     parts = zip(response_logits(sample, target), recorded, strict=True)
-    told = [target.full_width(logits).log_softmax(-1).cpu().gather(1, ids) for logits, ids in parts]
-    return (torch.cat(told) - sample.signal.logprobs.float()).abs().flatten()
+    logprobs = [target.full_width(logits).log_softmax(-1).cpu().gather(1, ids) for logits, ids in parts]
+    return (torch.cat(logprobs) - sample.signal.logprobs.float()).abs().flatten()

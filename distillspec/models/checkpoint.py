@@ -145,14 +145,16 @@ def matched(draft: LanguageModel, target: LanguageModel) -> LanguageModel:
     """
     if draft.tokenizer is not None and target.tokenizer is not None:
         return with_ids(draft, target)
-    ours, theirs = (model.model.get_input_embeddings().weight.shape[0] for model in (draft, target))
-    if ours != theirs:
+    draft_ids, target_ids = (model.model.get_input_embeddings().weight.shape[0] for model in (draft, target))
+    if draft_ids != target_ids:
         raise ConfigError(
-            f"draft {draft.name} reads {ours} token ids and target {target.name} {theirs}, and without both tokenizers "
-            "only their number can be compared; use a draft of this target, or add the tokenizer files"
+            f"draft {draft.name} reads {draft_ids} token ids and target {target.name} {target_ids}, and without both "
+            "tokenizers only their number can be compared; use a draft of this target, or add the tokenizer files"
         )
     without = draft.name if draft.tokenizer is None else target.name
-    log.warning("%s has no tokenizer: draft and target are taken to share one, for both have %d ids", without, ours)
+    log.warning(
+        "%s has no tokenizer: draft and target are taken to share one, for both have %d ids", without, draft_ids
+    )
     draft = with_ids(draft, target)
     identity = replace(target.identity, weights_hash=draft.identity.weights_hash)
     return replace(draft, tokenizer=target.tokenizer, identity=identity)

@@ -79,16 +79,16 @@ def renew_head(draft: LanguageModel, kept_ids: Tensor, target: LanguageModel) ->
     they are zero. See `can_renew`.
     """
     assert draft.kept_ids is not None, "a whole head has all rows"
-    old, theirs = draft.model.get_output_embeddings(), target.head.weight
-    head = nn.Linear(old.weight.shape[1], len(kept_ids), bias=getattr(old, "bias", None) is not None)
-    head.to(old.weight.device, old.weight.dtype)
+    old_head, source = draft.model.get_output_embeddings(), target.head.weight
+    head = nn.Linear(old_head.weight.shape[1], len(kept_ids), bias=getattr(old_head, "bias", None) is not None)
+    head.to(old_head.weight.device, old_head.weight.dtype)
     rows = HeadRows.between(draft.kept_ids, kept_ids)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.zero_()
         scale = target.head.scale / draft.head.scale  # rows that were copied have the target's in them
-        head.weight[:, : theirs.shape[1]] = (theirs[kept_ids.to(theirs.device)] * scale).to(head.weight)
-        for new_parameter, old_parameter in zip(head.parameters(), old.parameters(), strict=True):
+        head.weight[:, : source.shape[1]] = (source[kept_ids.to(source.device)] * scale).to(head.weight)
+        for new_parameter, old_parameter in zip(head.parameters(), old_head.parameters(), strict=True):
             new_parameter.copy_(rows.moved(old_parameter, new_parameter))
     draft.model.set_output_embeddings(head)
     return replace(draft, kept_ids=kept_ids.cpu())

@@ -27,8 +27,8 @@ def add_norm(
     there = d < width
     x = tl.load(states + at + d, mask=there, other=0.0)
     if ADDS:
-        more = tl.load(delta + at + d, mask=there, other=0.0)
-        x = (x.to(tl.float32) + more.to(tl.float32)).to(states.dtype.element_ty)
+        added = tl.load(delta + at + d, mask=there, other=0.0)
+        x = (x.to(tl.float32) + added.to(tl.float32)).to(states.dtype.element_ty)
         tl.store(states + at + d, x, mask=there)
     wide = x.to(tl.float32)
     size = tl.sqrt(tl.sum(wide * wide, 0) / width + eps)

@@ -138,8 +138,8 @@ class NativeLayers:
     def _turned(self, positions: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of all positions `[positions, dim]` float32."""
         if self._angles[0] != positions:
-            at = torch.arange(positions)[None]
-            cosines, sines = self.model.decoder.rotary_emb(torch.empty(1, dtype=torch.float32), at)  # type: ignore[operator]
+            position_ids = torch.arange(positions)[None]
+            cosines, sines = self.model.decoder.rotary_emb(torch.empty(1, dtype=torch.float32), position_ids)  # type: ignore[operator]
             self._angles = positions, cosines[0].contiguous(), sines[0].contiguous()
         return self._angles[1:]
 

@@ -64,10 +64,10 @@ class SignalKernel(NamedTuple):
             count: most probable tokens to keep.
         """
         packed = torch.empty(len(positions), bytes_of(count), dtype=torch.uint8)
-        temperatures = (ctypes.c_double * len(positions))(*(at.temperature for at in positions))
+        temperatures = (ctypes.c_double * len(positions))(*(position.temperature for position in positions))
         self.recording[logits.dtype](
             *(logits.data_ptr(), logits.stride(0), logits.shape[1], count),
-            numbers([number for at in positions for number in at.numbers]),
+            numbers([number for position in positions for number in position.numbers]),
             *(temperatures, len(positions), packed.data_ptr(), torch.get_num_threads()),
         )
         return packed

@@ -35,7 +35,7 @@ def run(config: AdaptCommand, folder: Path) -> None:
     with closing(VersionRegistry(settings.layout.versions)) as registry:
         lift_quarantine(settings.layout, registry.pool.learners())
     with listen_for_stop() as stop, open_tracking(settings, folder) as tracking:
-        made = run_trainer(
+        candidates = run_trainer(
             settings,
             lambda: stop.requested,
             report=tracking.report,
@@ -45,12 +45,12 @@ def run(config: AdaptCommand, folder: Path) -> None:
             max_updates=config.max_updates,
             wait=tracking.wait,
         )
-        verdict = _judge(config, settings, tracking.report) if config.judge and made else None
-    for version in made:
+        verdict = _judge(config, settings, tracking.report) if config.judge and candidates else None
+    for version in candidates:
         print(f"candidate: {version.name}")
     if verdict is not None:
         print(f"{verdict['decision']}: {verdict['reason']}")
-    close_run(folder, "adapt", {"versions": [version.name for version in made], "verdict": verdict})
+    close_run(folder, "adapt", {"versions": [version.name for version in candidates], "verdict": verdict})
 
 
 def _judge(config: AdaptCommand, settings: OnlineSettings, report: Report) -> dict[str, Any] | None:

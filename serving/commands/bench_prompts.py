@@ -57,9 +57,9 @@ def read_questions(config: BenchConfig) -> list[Question]:
     return _in_turn(config.prompts, made, "bench.prompts", "no prompt")
 
 
-def _in_turn(files: Sequence[str], made: Callable[[Sequence[_Row]], list[P]], key: str, lacking: str) -> list[P]:
+def _in_turn(files: Sequence[str], prompts_of: Callable[[Sequence[_Row]], list[P]], key: str, lacking: str) -> list[P]:
     """Return as many prompts of each file, files by turns. `lacking` describes a file without any."""
-    groups = [made(_rows(file, key)) for file in files]
+    groups = [prompts_of(_rows(file, key)) for file in files]
     for file, group in zip(files, groups, strict=True):
         if not group:
             raise ConfigError(f"{key}: {file} has {lacking}")

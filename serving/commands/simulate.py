@@ -30,9 +30,9 @@ def run(config: SimulateCommand, folder: Path) -> None:
     workloads = [make_workload(config.workload, rate, config.seed) for rate in rates]
     selections: list[str | None] = [*config.selections] or [None]
     sides = [(name, chosen) for name in config.policies for chosen in selections]
-    made = [(side, index) for index in range(len(rates)) for side in sides]
-    simulations = [_simulation(config, hardware, side, workloads[index]) for side, index in made]
-    pairs = [(simulation.policy.name, index) for simulation, (_, index) in zip(simulations, made, strict=True)]
+    side_rates = [(side, index) for index in range(len(rates)) for side in sides]
+    simulations = [_simulation(config, hardware, side, workloads[index]) for side, index in side_rates]
+    pairs = [(simulation.policy.name, index) for simulation, (_, index) in zip(simulations, side_rates, strict=True)]
     open_run(folder, config)
     runs: list[RunFigures] = []
     with progress("simulating") as line:

@@ -79,10 +79,10 @@ class PassInputs:
         order[: len(batch.rows)] = batch.slots
         for group in batch.groups:
             shape, first = (len(group.rows), group.width), group.rows[0].slot
-            at = (slice(first, first + len(group.rows)), slice(group.width))
+            cells_of_group = (slice(first, first + len(group.rows)), slice(group.width))
             cell_tokens, cell_places, cells = group.rectangle
-            queries.reshape(-1, width)[at] = cell_tokens.reshape(shape) + group.start
-            rectangle.reshape(-1, width)[at] = cell_places.reshape(shape)
+            queries.reshape(-1, width)[cells_of_group] = cell_tokens.reshape(shape) + group.start
+            rectangle.reshape(-1, width)[cells_of_group] = cell_places.reshape(shape)
             row, column = numpy.divmod(cells, group.width)
             back[group.start : group.start + group.count] = (row + first) * width + column
         return filled

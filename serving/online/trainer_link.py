@@ -122,11 +122,11 @@ class TrainerLink:
                 back.
         """
         until_s = self._urgent_until(suspects)
-        told = until_s if suspects else None
-        if told != self._suspects_until_s or (suspects and self._was_contradicted()):
+        suspects_until_s = until_s if suspects else None
+        if suspects_until_s != self._suspects_until_s or (suspects and self._was_contradicted()):
             try:
                 self._tell(suspected=bool(suspects), urgent_until_s=until_s)
-                self._suspects_until_s = told
+                self._suspects_until_s = suspects_until_s
             except (OSError, RunError) as error:  # a full disk, above all: it is told again
                 log.error("the trainer is not told of suspicions: %s", error)
         if self.supervisor is not None:

@@ -81,8 +81,8 @@ def run_trainer(
             unlearn(settings, without)
         trainers = Trainers(settings, report, beating(layout.heartbeat, on_stage or (lambda stage: None)))
         if once:
-            made = [_once(trainer, judged) for trainer in trainers.with_text()]
-            return [version for version in made if version is not None]
+            candidates = [_once(trainer, judged) for trainer in trainers.with_text()]
+            return [version for version in candidates if version is not None]
         return _train(trainers, stopped, max_updates, beating(layout.heartbeat, wait or Event().wait))
 
 
@@ -103,9 +103,9 @@ def _train(
     trainers: Trainers, stopped: Callable[[], bool], max_updates: int | None, wait: Callable[[float], Any]
 ) -> list[Version]:
     """Judge, and make updates as they are due. After a failure the next try waits longer."""
-    made: list[Version | None] = []
+    candidates: list[Version | None] = []
     pause = POLL_S
-    while not stopped() and (max_updates is None or len(made) < max_updates):
+    while not stopped() and (max_updates is None or len(candidates) < max_updates):
         due = None
         try:
             if trainers.judge():
@@ -114,7 +114,7 @@ def _train(
             if due is None:
                 wait(POLL_S)
                 continue
-            made.append(due.trainer.update(due.reason))
+            candidates.append(due.trainer.update(due.reason))
             pause = POLL_S
             continue
         except Overtaken:
@@ -129,7 +129,7 @@ def _train(
             if not stopped():
                 wait(POLL_S)
         pause = min(LONGEST_WAIT_S, 2 * pause)
-    return [version for version in made if version is not None]
+    return [version for version in candidates if version is not None]
 
 
 def _may_pass(error: Exception) -> bool:
