@@ -17,17 +17,17 @@ def places_in_memory(
     slot,
     table,
     columns,
-    held_slot,
-    held_place,
+    slot_stride,  # of keys and values
+    place_stride,
     PAGE: tl.constexpr,
 ):
     """Return where the keys of `n` lie in one head, and which of them exist: a page may be missing."""
     if PAGE > 0:
         page = tl.load(table + slot * columns + n // PAGE, mask=exists, other=0)
         exists = exists & (page > 0)
-        at = page.to(tl.int64) * held_slot + n % PAGE * held_place
+        at = page.to(tl.int64) * slot_stride + n % PAGE * place_stride
     else:
-        at = slot * held_slot + n * held_place
+        at = slot * slot_stride + n * place_stride
     return at, exists
 
 
@@ -68,12 +68,12 @@ def attend_part(
     groups,
     width,  # q
     scale,
-    query_row,
+    query_row,  # strides of queries
     query_head,
     query_token,
-    held_slot,
-    held_head,
-    held_place,
+    slot_stride,  # of keys and values
+    head_stride,
+    place_stride,
     DIM: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query attends to, itself among them (0: all)
     SOFTCAP: tl.constexpr,  # 0: none
@@ -109,8 +109,8 @@ def attend_part(
     mean = tl.zeros([ROWS, DIMS], tl.float32)
     for first in range(begin, end, COLUMNS):
         n = first + tl.arange(0, COLUMNS)
-        row_at, exists = places_in_memory(n, n < end, slot, table, columns, held_slot, held_place, PAGE)
-        at = (row_at + head * held_head)[:, None] + d[None, :]
+        row_at, exists = places_in_memory(n, n < end, slot, table, columns, slot_stride, place_stride, PAGE)
+        at = (row_at + head * head_stride)[:, None] + d[None, :]
         there = exists[:, None] & (d < DIM)[None, :]
         k = tl.load(keys + at, mask=there, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
