@@ -98,7 +98,7 @@ class StateRunner(ModelRunner):
         """Return the fused states `[N, D]` of the tokens before each, zero at the start of a text."""
         places = batch.view.places
         states = self._handed_over(batch.view.slots, (places - 1).clamp(min=0))
-        if (columns := self._own_columns(self._input.target_width)) is not None:
+        if (columns := self._draft_columns(self._input.target_width)) is not None:
             states = states.index_select(-1, columns)
         fused = self._input.fuse(states)
         # No product with a mask: what a slot held before may be NaN, and NaN times 0 is NaN.
@@ -111,7 +111,7 @@ class StateRunner(ModelRunner):
         rows, places = self.source.located(slots, places)
         return between(features[rows, 0, places], self.model.device)
 
-    def _own_columns(self, width: int) -> Tensor | None:
+    def _draft_columns(self, width: int) -> Tensor | None:
         """Return where the draft's states are among those that the target keeps, None if they are the same."""
         kept = self.source.state_ids
         if kept == self.model.state_ids:

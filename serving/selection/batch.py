@@ -151,8 +151,8 @@ class Batch:
         indices = numpy.array(sorted(drafts))
         best = indices[worth[:, indices].argmax(1)]
         rows = numpy.arange(len(row_drafts))
-        has_one = numpy.isin(row_drafts, indices)
-        gains = worth[rows, best] - numpy.where(has_one, worth[rows, row_drafts], UNABLE_WORTH)
+        keeps_one = numpy.isin(row_drafts, indices)
+        gains = worth[rows, best] - numpy.where(keeps_one, worth[rows, row_drafts], UNABLE_WORTH)
         least = (BETTER - 1) * (1 + numpy.maximum(0.0, worth[rows, best]))
         moves = movable & self.able[rows, best] & (gains > least)
         return numpy.where(moves, best, row_drafts)

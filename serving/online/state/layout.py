@@ -85,7 +85,7 @@ class Layout:
 
     @property
     def state(self) -> Path:
-        return self._own / "state.json"
+        return self._draft_folder / "state.json"
 
     @property
     def scores(self) -> Path:
@@ -93,7 +93,7 @@ class Layout:
 
     @property
     def memory(self) -> Path:
-        return self._own / "optimizer.pt"
+        return self._draft_folder / "optimizer.pt"
 
     @property
     def heartbeat(self) -> Path:
@@ -108,7 +108,7 @@ class Layout:
         return self.trainer / "settings.json"
 
     @property
-    def _own(self) -> Path:
+    def _draft_folder(self) -> Path:
         return self.trainer / "drafts" / self.member if self.member else self.trainer
 
     def check_usable(self) -> None:
