@@ -64,8 +64,8 @@ def sample_responses(
     Args:
         deadline: seconds of `time.monotonic` at which the work ends. Unfinished answers are kept as they are.
         on_tokens: called with the number of tokens each step added.
-        lot: prompts answered between two calls of `writer.flush`, None: all. The models have been given back in these,
-            so a writer that runs them itself does so there alone.
+        lot: prompts answered between two calls of `writer.flush`, None: all. A writer that runs the models itself does
+            so in `flush` alone: there they have been given back.
     """
     waiting = [p for p in prompts if p.id not in writer.done_ids]
     requests = [GenerationRequest(p, max_new_tokens, stable_seed(seed, p.id)) for p in waiting]
@@ -145,8 +145,8 @@ def score(samples: Sequence[Sample], target: LanguageModel, signal: SignalReques
         hidden = hidden.reshape(-1, hidden.shape[-1])[batch.loss_index.to(target.device)]
         if signal.kind == "hidden":
             lengths = [len(sample.response_ids) for sample in chunk]
-            for index, own in zip(indices, hidden.split(lengths), strict=True):
-                scored[index] = replace(samples[index], signal=hidden_signal(own, target.head))
+            for index, states in zip(indices, hidden.split(lengths), strict=True):
+                scored[index] = replace(samples[index], signal=hidden_signal(states, target.head))
             continue
         recorders = [SignalRecorder(signal, stable_seed(seed, sample.prompt_id)) for sample in chunk]
         owners = [recorder for recorder, s in zip(recorders, chunk, strict=True) for _ in s.response_ids]

@@ -47,8 +47,8 @@ class DataFolder:
 
         `target`: set where it is not the target that the folder was made for.
         """
-        own = [] if target is None else [asdict(target)]
-        key = json.dumps([asdict(policy), max_new_tokens, *own], sort_keys=True)
+        target_key = [] if target is None else [asdict(target)]
+        key = json.dumps([asdict(policy), max_new_tokens, *target_key], sort_keys=True)
         return self.root / "held_out" / hashlib.sha256(key.encode()).hexdigest()[:12]
 
     @property

@@ -43,8 +43,8 @@ def fresh_samples(
     written: list[Sample] = []
     for generator, share in share_prompts(config, target, draft, chosen, turn):
         if recorded and generator is not None and generator.source == "teacher":
-            places = torch.randint(len(recorded), (len(share),), generator=chooser).tolist()
-            written += [recorded[i] for i in places]
+            drawn = torch.randint(len(recorded), (len(share),), generator=chooser).tolist()
+            written += [recorded[i] for i in drawn]
         elif generator is not None:
             written += _answer(generator, share, config, target, seed, step)
         elif share:

@@ -45,13 +45,13 @@ def _first_fit(samples: Sequence[int], lengths: Sequence[int], row_tokens: int) 
     room: list[int] = []
     for sample in sorted(samples, key=lambda s: -lengths[s]):
         need = min(lengths[sample], row_tokens)
-        place = next((i for i, free in enumerate(room) if free >= need), None)
-        if place is None:
+        row = next((i for i, free in enumerate(room) if free >= need), None)
+        if row is None:
             rows.append([])
             room.append(row_tokens)
-            place = len(rows) - 1
-        rows[place].append(sample)
-        room[place] -= need
+            row = len(rows) - 1
+        rows[row].append(sample)
+        room[row] -= need
     return rows
 
 

@@ -79,7 +79,7 @@ def split_prompts(
         if key in seen:
             continue
         seen[key] = prompt
-        if _place(prompt) >= reserved:
+        if _split_position(prompt) >= reserved:
             train.append(prompt)
         elif prompt_key(prompt.token_ids) not in avoid and prompt.token_ids not in tested:
             held_out.append(prompt)
@@ -96,7 +96,7 @@ def split_prompts(
     missing = config.eval_prompts - len(held_out)
     if missing > 0:
         others = {p.token_ids: p for p in train if prompt_key(p.token_ids) not in avoid}
-        held_out += sorted(others.values(), key=_place)[:missing]
+        held_out += sorted(others.values(), key=_split_position)[:missing]
     if not held_out:
         raise ConfigError(
             f"a draft was trained on or chosen by all prompts of data.prompts={config.prompts}; none is left to hold "
@@ -113,7 +113,7 @@ def prompt_key(token_ids: Iterable[int]) -> str:
     return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()[:KEY_DIGITS]
 
 
-def _place(prompt: Prompt) -> float:
+def _split_position(prompt: Prompt) -> float:
     """Return a number in [0, 1) that depends on the prompt's tokens alone."""
     return int(prompt_key(prompt.token_ids), 16) / 16**KEY_DIGITS
 
@@ -165,8 +165,8 @@ def read_rows(config: DataConfig, key: str = "data.prompts") -> Any:
             f"{'selfprompt, ' if key == 'data.prompts' else ''}a JSON, JSONL, CSV or Parquet file, or a Hub dataset id"
         ) from error
     if key != "data.prompts" and config.prompt_field not in dataset.column_names:
-        found = ", ".join(dataset.column_names)
-        raise ConfigError(f"{key}={config.prompts} has no column {config.prompt_field}; it has {found}")
+        columns = ", ".join(dataset.column_names)
+        raise ConfigError(f"{key}={config.prompts} has no column {config.prompt_field}; it has {columns}")
     _require_column(dataset.column_names, config.prompt_field, "data.prompt_field")
     if config.uses_fixed_responses:
         _require_column(dataset.column_names, config.response_field, "data.response_field")
@@ -209,7 +209,7 @@ def make_prompt(row: dict[str, Any], number: int, config: DataConfig, tokenizer:
 
 def _unanswered(messages: Sequence[dict[str, str]], where: str) -> Sequence[dict[str, str]]:
     """Return messages up to the last one that is not the assistant's."""
-    ends = [place for place, message in enumerate(messages, 1) if message["role"] != "assistant"]
+    ends = [end for end, message in enumerate(messages, 1) if message["role"] != "assistant"]
     if not ends:
         raise ConfigError(f"{where} has messages of the assistant alone; add the user's before them")
     return messages[: ends[-1]]

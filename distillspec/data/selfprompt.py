@@ -69,8 +69,8 @@ def write_prompts(
         texts |= _usable_texts(turns, may_be_cut)
         if len(texts) >= needed:
             return [
-                Prompt(f"self-{place:06d}", render_prompt(target.text_tokenizer, text), "selfprompt")
-                for place, text in enumerate(list(texts)[:needed])
+                Prompt(f"self-{number:06d}", render_prompt(target.text_tokenizer, text), "selfprompt")
+                for number, text in enumerate(list(texts)[:needed])
             ]
     raise RunError(
         f"{target.name} wrote only {len(texts)} usable prompts of {needed}; give a prompt file with data.prompts=FILE"
@@ -87,9 +87,9 @@ def _written(
 ) -> Iterator[tuple[int, Turn]]:
     """Yield the turns of some requests, each with its index, as they end."""
     indices = list(requests)
-    for place, sample in generator.generate(list(requests.values()), POLICY, stop_ids=target.stop_ids):
+    for index, sample in generator.generate(list(requests.values()), POLICY, stop_ids=target.stop_ids):
         text = target.text_tokenizer.decode(list(sample.response_ids), skip_special_tokens=True)
-        yield indices[place], Turn(text.strip(), sample.finished)
+        yield indices[index], Turn(text.strip(), sample.finished)
 
 
 def _usable_texts(turns: Mapping[int, Turn], may_be_cut: bool) -> dict[str, None]:

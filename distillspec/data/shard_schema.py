@@ -29,7 +29,7 @@ PROMPT, RESPONSE, FEATURES, NODES = "prompt_offsets", "response_offsets", "featu
 class Column:
     """Declaration of one column.
 
-    A shard has an optional column if every sample has it. With `fill`, one sample is enough: the others are filled,
+    A shard has an optional column if every sample has it. With `fill` a single sample is enough: the others are filled,
     and a sample with a filled value is read back without the column.
     """
 

@@ -43,8 +43,8 @@ def upgraded_columns(columns: dict[str, Tensor], metadata: dict[str, str]) -> di
 def _split_texts(tokens: Tensor, token_offsets: Tensor, row_offsets: Tensor) -> dict[str, Tensor]:
     """Divide the joined texts: each one's last tokens, as many as it has rows, are the response."""
     lengths, responses = token_offsets.diff(), row_offsets.diff()
-    places = torch.arange(len(tokens)) - token_offsets[:-1].repeat_interleave(lengths)
-    in_prompt = places < (lengths - responses).repeat_interleave(lengths)
+    indices = torch.arange(len(tokens)) - token_offsets[:-1].repeat_interleave(lengths)
+    in_prompt = indices < (lengths - responses).repeat_interleave(lengths)
     ids = tokens.to(torch.int32)
     return {
         "prompt_tokens": ids[in_prompt],

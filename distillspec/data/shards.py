@@ -48,9 +48,9 @@ class ShardWriter:
         self._written: dict[str, Any] | None = None  # the manifest on disk
         self._opened = time.monotonic()
         self._manifest = self._open(json.loads(json.dumps(key)))
-        self.spent_s = float(self._manifest.get("seconds", 0.0))  # on the folder, before it was opened now
+        self.spent_s = float(self._manifest.get("seconds", 0.0))  # on the folder, before this opening
         self.done_ids = {
-            own["prompt_id"] for shard in self._manifest["shards"] for own in _metadata_of(folder / shard["file"])
+            sample["prompt_id"] for shard in self._manifest["shards"] for sample in _metadata_of(folder / shard["file"])
         }
 
     def add(self, sample: Sample) -> None:
@@ -61,7 +61,7 @@ class ShardWriter:
     def flush(self, *, complete: bool = False) -> None:
         """Write the pending samples as a shard. `complete` marks the folder as holding every requested sample.
 
-        Nothing is written where nothing is new: a finished folder may be one that cannot be written to.
+        Without new samples nothing is written: a finished folder may be read-only.
         """
         if self._pending or complete != self._manifest["complete"]:
             self._manifest["seconds"] = self.spent_s + time.monotonic() - self._opened
@@ -126,26 +126,26 @@ def is_whole(folder: Path) -> bool:
 
 
 def read_samples(
-    folder: Path, identity: ModelIdentity | None = None, state_bytes: float = 0, place: str | None = None
+    folder: Path, identity: ModelIdentity | None = None, state_bytes: float = 0, setting: str | None = None
 ) -> list[Sample]:
     """Return all samples of a folder.
 
     Args:
-        place: the setting that names the folder, where that is not `data.cache`.
+        setting: the one that names the folder, where that is not `data.cache`.
         state_bytes: memory for recorded states. Those of later shards are left out.
 
     Raises:
         ConfigError: no manifest, a damaged shard, one of a newer version, or another target than `identity`.
     """
-    path, place = folder / MANIFEST, place or f"data.cache={folder}"
+    path, setting = folder / MANIFEST, setting or f"data.cache={folder}"
     if not path.is_file():
-        raise ConfigError(f"{place} has no {MANIFEST}; make the folder with distill generate")
+        raise ConfigError(f"{setting} has no {MANIFEST}; make the folder with distill generate")
     manifest = _read_manifest(path)
     made_by = manifest["key"].get("target", {})
     for name in ("tokenizer_hash", "weights_hash"):
         if identity is not None and made_by.get(name) != asdict(identity)[name]:
             raise ConfigError(
-                f"{place} was made with another target ({name} {made_by.get(name)}, this target's is "
+                f"{setting} was made with another target ({name} {made_by.get(name)}, this target's is "
                 f"{asdict(identity)[name]}); generate it again with this one"
             )
     samples: list[Sample] = []
@@ -173,7 +173,7 @@ def recorded_key(folder: Path) -> dict[str, Any]:
 
 
 def recorded_seconds(folder: Path) -> float | None:
-    """Return the seconds in which the samples of a folder were made. None: it has no manifest, or one of before."""
+    """Return the seconds in which the samples of a folder were made. None: it has no manifest, or an older one."""
     path = folder / MANIFEST
     seconds: float | None = _read_manifest(path).get("seconds") if path.is_file() else None
     return seconds

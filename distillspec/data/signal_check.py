@@ -20,7 +20,7 @@ CHECKED = 6  # samples
 READ, FEWEST = 32, 64  # samples whose text is looked at, and the fewest tokens that say anything
 UNLIKELY = 0.05  # nats a token, beyond four standard errors
 RULED_OUT = 0.2  # share of the tokens that a policy rules out, from which text is another's
-FAR = 0.2  # nats. bfloat16 is .04 off float32. A text that was read at wrong places is .4 off and more
+FAR = 0.2  # nats. bfloat16 is .04 off float32. A text that was read at wrong positions is .4 off and more
 
 
 def strange_signals(samples: Sequence[Sample], target: LanguageModel) -> str | None:
@@ -38,18 +38,18 @@ def strange_signals(samples: Sequence[Sample], target: LanguageModel) -> str | N
     return f"recorded log-probabilities are {off:.2f} nats off what {target.name} says of the same text"
 
 
-def read_checked(folder: Path, target: LanguageModel, place: str, state_bytes: float = 0) -> list[Sample]:
+def read_checked(folder: Path, target: LanguageModel, setting: str, state_bytes: float = 0) -> list[Sample]:
     """Return the samples of a folder that a setting names. See `read_samples`.
 
     Args:
-        place: the setting, for the message.
+        setting: its name, for the message.
 
     Raises:
         ConfigError: as `read_samples`, or signals are not the target's: early versions wrote such on CPUs.
     """
-    samples = read_samples(folder, target.identity, state_bytes, place)
+    samples = read_samples(folder, target.identity, state_bytes, setting)
     if strange := strange_signals(samples, target):
-        raise ConfigError(f"{place}: {strange}; write the text again, and name no run with this one")
+        raise ConfigError(f"{setting}: {strange}; write the text again, and name no run with this one")
     return samples
 
 
@@ -58,7 +58,7 @@ def strange_text(samples: Sequence[Sample], target: LanguageModel, policy: Sampl
     """Return a line if text is not the target's own under a policy, None if it is.
 
     Of the target's own text the mean surprise is the mean entropy. Tokens that a filter rules out are left out, since
-    passes round differently. Of greedy text, which has neither surprise nor entropy, they tell alone.
+    passes round differently. Greedy text has neither surprise nor entropy, so its ruled-out tokens alone decide.
     """
     excess = list[Tensor]()
     for sample in [sample for sample in samples if sample.response_ids][:READ]:
@@ -85,5 +85,5 @@ def _errors(sample: Sample, target: LanguageModel) -> Tensor:
     assert isinstance(sample.signal, TeacherSignal)
     recorded = sample.signal.ids.long().split(SCORED_ROWS)
     parts = zip(response_logits(sample, target), recorded, strict=True)
-    told = [target.full_width(logits).log_softmax(-1).cpu().gather(1, ids) for logits, ids in parts]
-    return (torch.cat(told) - sample.signal.logprobs.float()).abs().flatten()
+    logprobs = [target.full_width(logits).log_softmax(-1).cpu().gather(1, ids) for logits, ids in parts]
+    return (torch.cat(logprobs) - sample.signal.logprobs.float()).abs().flatten()

@@ -21,10 +21,10 @@ def share_prompts(
     """
     if draft is None or config.source != "mixed" or config.mixed_by == "token":
         return [(choose_writer(config, target, draft), list(prompts))]
-    rest = None if config.mixed_with == "fixed" else _teacher(config, target, draft)
+    other_writer = None if config.mixed_with == "fixed" else _teacher(config, target, draft)
     return [
         (_draft_writer(config, target, draft), [p for p in prompts if _by_draft(config, p, seed)]),
-        (rest, [p for p in prompts if not _by_draft(config, p, seed)]),
+        (other_writer, [p for p in prompts if not _by_draft(config, p, seed)]),
     ]
 
 

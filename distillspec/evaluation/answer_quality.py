@@ -38,10 +38,10 @@ class Likelihood:
     Attributes:
         surprise: Σ −log p(token), nats, over the tokens that the policy allows.
         entropy: Σ H(p), nats, over the same: what the target's own tokens would have on average.
-        ruled_out: tokens that the policy rules out. An engine's pass rounds otherwise than this one, so that a token at
-            the edge of a filter may lie on either side of it.
+        ruled_out: tokens that the policy rules out. An engine's pass rounds differently from this one, so a token at
+            the edge of a filter may lie on either side.
         best: tokens that are the target's most probable one.
-        places: `[n]` in [0, 1], the probability of more probable tokens plus a random share of that of the tokens as
+        quantiles: `[n]` in [0, 1], the probability of more probable tokens plus a random share of that of the tokens as
             probable as this one, which is among them: uniform if and only if the tokens were drawn from p.
     """
 
@@ -49,11 +49,11 @@ class Likelihood:
     entropy: float
     ruled_out: int
     best: int
-    places: Tensor
+    quantiles: Tensor
 
     @property
     def tokens(self) -> int:
-        return len(self.places)
+        return len(self.quantiles)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Quality:
         surprise_over_entropy: nats a token. 0 for the target's own answers, below 0 for more probable ones.
         ruled_out: share of the tokens that the policy rules out, which these two leave out.
         agreement: share of the tokens that are the target's most probable one.
-        distance: total variation between `Likelihood.places` in 20 bins and uniform ones.
+        distance: total variation between `Likelihood.quantiles` in 20 bins and uniform ones.
         distance_by_chance: what so many tokens of the target's own would give on average.
         distinct: share of the answers' bigrams that occur once.
     """
@@ -90,13 +90,13 @@ def likelihood(target: LanguageModel, answer: Answer, policy: SamplingPolicy, ch
     text = torch.tensor([[*answer.prompt.token_ids, *answer.token_ids]], device=target.device)
     logits = target.logits(text)[0, len(answer.prompt.token_ids) - 1 : -1].float()
     probs = policy_probs(logits, policy).cpu()
-    own = probs.gather(1, tokens[:, None])
-    above = probs.masked_fill(probs <= own, 0.0).sum(1, dtype=torch.float64)
-    allowed = own[:, 0] > 0
-    tied = probs.masked_fill(probs != own, 0.0).sum(1, dtype=torch.float64)
+    probs_of_tokens = probs.gather(1, tokens[:, None])
+    above = probs.masked_fill(probs <= probs_of_tokens, 0.0).sum(1, dtype=torch.float64)
+    allowed = probs_of_tokens[:, 0] > 0
+    tied = probs.masked_fill(probs != probs_of_tokens, 0.0).sum(1, dtype=torch.float64)
     share = torch.rand(len(tokens), generator=chance, dtype=torch.float64)
     return Likelihood(
-        float(-own[allowed].double().log().sum()),
+        float(-probs_of_tokens[allowed].double().log().sum()),
         float(torch.special.entr(probs[allowed]).sum(dtype=torch.float64)),
         int((~allowed).sum()),
         int((probs.argmax(1) == tokens).sum()),
@@ -109,9 +109,9 @@ def quality(answers: Sequence[Answer], scores: Sequence[Likelihood], seed: int) 
     counts = [score.tokens for score in scores]
     allowed = [score.tokens - score.ruled_out for score in scores]
     excess = [score.surprise - score.entropy for score in scores]
-    places = torch.cat([score.places for score in scores])
+    quantiles = torch.cat([score.quantiles for score in scores])
     right = [correct(answer) for answer in answers]
-    judged = [own for own in right if own is not None]
+    judged = [is_right for is_right in right if is_right is not None]
     return Quality(
         len(answers),
         sum(counts),
@@ -120,8 +120,8 @@ def quality(answers: Sequence[Answer], scores: Sequence[Likelihood], seed: int) 
         interval(excess, allowed, SAMPLES, seed),
         1 - sum(allowed) / sum(counts),
         interval([score.best for score in scores], counts, SAMPLES, seed),
-        uneven(places.numpy()),
-        _uneven_by_chance(len(places), seed),
+        uneven(quantiles.numpy()),
+        _uneven_by_chance(len(quantiles), seed),
         _distinct([answer.token_ids for answer in answers]),
     )
 
@@ -134,14 +134,14 @@ def correct(answer: Answer) -> bool | None:
 
 def last_number(text: str) -> float | None:
     """Return the last number of a text, None without one. "#### 1,200" gives 1200."""
-    found = NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    numbers = NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
 
 
-def uneven(places: NDArray[numpy.float64]) -> float:
+def uneven(quantiles: NDArray[numpy.float64]) -> float:
     """Return the total variation between numbers in [0, 1], in 20 bins, and uniform ones."""
-    counts = numpy.histogram(places, BINS, (0, 1))[0]
-    return float(numpy.abs(counts / len(places) - 1 / BINS).sum() / 2)
+    counts = numpy.histogram(quantiles, BINS, (0, 1))[0]
+    return float(numpy.abs(counts / len(quantiles) - 1 / BINS).sum() / 2)
 
 
 def _uneven_by_chance(count: int, seed: int, rounds: int = 100) -> float:

@@ -73,7 +73,13 @@ def count_blocks(positions: Positions, finished: bool, speculation_length: int) 
 
 def _along(values: list[Tensor]) -> Tensor:
     """Return `[R, G]`: what a block from t meets of G depths' values `[R]`. Depth i is at t + i, zero past the end."""
-    return torch.stack([torch.cat([own[i:], own.new_zeros(min(i, len(own)))]) for i, own in enumerate(values)], -1)
+    return torch.stack(
+        [
+            torch.cat([depth_values[i:], depth_values.new_zeros(min(i, len(depth_values)))])
+            for i, depth_values in enumerate(values)
+        ],
+        -1,
+    )
 
 
 def _reached(accepted: Tensor) -> Tensor:

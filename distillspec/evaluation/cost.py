@@ -1,8 +1,8 @@
 """Cost of a draft step and of a verification on this machine, in runs of the target on one token.
 
-They are the engine's where it is there (`distill` commands), else those of transformers' passes. Both are measured in
-pairs: each is timed right beside a plain step and divided by it, so that a machine that slows down slows both. Medians
-over rounds count. Their intervals come from resampling rounds, and cover this run alone.
+They are the engine's costs where there is an engine (`distill` commands), else those of transformers' passes. Both are
+measured in pairs: each is timed right beside a plain step and divided by it, so that a machine that slows down slows
+both. Medians over rounds count. Their intervals come from resampling rounds, and cover this run alone.
 
 Verification cannot cost less than a plain step, which could read the same tokens and ignore all but one. If it clearly
 measures less (some CPUs are slow on one row), the plain step is slow, and a draft deserves no credit for that: costs

@@ -108,7 +108,7 @@ def measure_speedup(
     on_prompt: Callable[[int, int], None] | None = None,
     decoders: MakeDecoders = reference_decoders,
 ) -> MeasuredSpeedup:
-    """Decode every group of prompts each way, one right after the other. Another way is first at each group.
+    """Decode every group of prompts each way, one way right after the other. Each group begins with another way.
 
     Sampled responses differ in length, so speeds are compared, not times. `on_prompt` is called with `(done, total)`.
 
@@ -118,9 +118,9 @@ def measure_speedup(
     if not groups:
         raise ConfigError("the measured speed-up needs at least one prompt; raise evaluation.speedup_prompts")
     how = Decoding(policy, speculation_length, max_new_tokens, seed, max(map(len, groups)))
-    with decoders(draft, target, how) as found:
-        found.speculative(groups[0])  # the first call pays for start-up work of both models
-        ways = [way for way in found if way is not None]
+    with decoders(draft, target, how) as all_ways:
+        all_ways.speculative(groups[0])  # the first call pays for start-up work of both models
+        ways = [way for way in all_ways if way is not None]
         runs: list[list[Run]] = [[] for _ in ways]
         for index, group in enumerate(groups):
             for way in in_turn(range(len(ways)), index):
@@ -129,8 +129,8 @@ def measure_speedup(
                 on_prompt(index + 1, len(groups))
     plain, fast, served = runs[0], runs[1], runs[2] if len(runs) > 2 else None
 
-    def ratio(own: Sequence[Run]) -> Interval:
-        paired = [run.tokens_per_s / slow.tokens_per_s for run, slow in zip(own, plain, strict=True)]
+    def ratio(way_runs: Sequence[Run]) -> Interval:
+        paired = [run.tokens_per_s / slow.tokens_per_s for run, slow in zip(way_runs, plain, strict=True)]
         return median_interval(paired, bootstrap_samples, seed)
 
     return MeasuredSpeedup(
@@ -146,7 +146,7 @@ def measure_speedup(
 
 
 def grouped(prompts: Sequence[Prompt], batch: int, most: int) -> list[Sequence[Prompt]]:
-    """Return at most so many groups of `batch` prompts each. None occurs twice: what is served learns from them.
+    """Return at most so many groups of `batch` prompts each. No prompt occurs twice: a server learns from them.
 
     Where there are fewer prompts than that, all are one group.
     """

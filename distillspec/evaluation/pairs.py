@@ -26,19 +26,19 @@ class Pair:
     alpha: Interval  # α less the other's
     tau: Interval  # how much larger τ(γ) is, as a share of the other's
     alpha_by_position: tuple[Interval, ...] = ()  # α of the first, second, … drafted token less the other's
-    speedup: Interval | None = None  # predicted at batch 1, each at its best length, less the other's; costs as timed
+    speedup: Interval | None = None  # predicted at batch 1 by timed costs, each at its best length, less the other's
 
     @property
     def sentence(self) -> str:
         """Return the comparison as one plain sentence."""
-        said = [f"α {_signed(self.alpha, '+.3f')}, {_which(self.alpha, self.prompts)}"]
+        parts = [f"α {_signed(self.alpha, '+.3f')}, {_which(self.alpha, self.prompts)}"]
         if any(deeper != self.alpha for deeper in self.alpha_by_position):
             shown = enumerate(self.alpha_by_position[1:SHOWN_POSITIONS], start=2)
-            said += [f"α({i}) {_signed(deeper, '+.3f')}, {_which(deeper, self.prompts)}" for i, deeper in shown]
-        said.append(f"τ({self.gamma}) {_signed(self.tau, '+.1%')}, {_which(self.tau, self.prompts)}")
+            parts += [f"α({i}) {_signed(deeper, '+.3f')}, {_which(deeper, self.prompts)}" for i, deeper in shown]
+        parts.append(f"τ({self.gamma}) {_signed(self.tau, '+.1%')}, {_which(self.tau, self.prompts)}")
         if self.speedup is not None:
-            said.append(f"predicted speed-up {_signed(self.speedup, '+.2f')}, {_which(self.speedup, self.prompts)}")
-        return f"{self.draft} against {self.against} on the same {self.prompts} prompts: {'; '.join(said)}."
+            parts.append(f"predicted speed-up {_signed(self.speedup, '+.2f')}, {_which(self.speedup, self.prompts)}")
+        return f"{self.draft} against {self.against} on the same {self.prompts} prompts: {'; '.join(parts)}."
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

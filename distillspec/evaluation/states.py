@@ -63,7 +63,7 @@ class TargetStates:
     def features(self, sample: Sample, ids: tuple[int, ...]) -> Tensor:
         """Return the states `ids` `[1, L − 1, F]` of the sample's tokens but its last, which no draft reads.
 
-        Those that came with the sample, or by a pass of the target.
+        They came with the sample, or a pass of the target computes them.
         """
         recorded = None if sample.states is None else sample.states.of(ids)
         if recorded is not None:
@@ -110,16 +110,16 @@ def drafted_hidden(
 ) -> list[Tensor]:
     """Return `response_hidden` of a draft at each of `speculation_length` drafted positions: what its head reads there.
 
-    Drafts that read tokens alone have the same at all of them: one is returned, and they need no `states`. Positions
-    that a draft cannot draft are left out.
+    Drafts that read tokens alone have the same states at all positions: one tensor is returned, and they need no
+    `states`. Positions that a draft cannot draft are left out.
     """
     if draft.state_input is None:
         return [response_hidden(draft, sample)]
     assert states is not None, "a draft that reads states needs the target's"
-    ids, places = _read(draft, sample)
+    ids, position_ids = _read(draft, sample)
     features = states.features(sample, draft.state_ids)
     positions = min(speculation_length, draft.most_positions or speculation_length)
-    return unrolled(draft, ids, places, features, [places[0, len(sample.prompt_ids) - 1 :]] * positions)
+    return unrolled(draft, ids, position_ids, features, [position_ids[0, len(sample.prompt_ids) - 1 :]] * positions)
 
 
 def _read(model: LanguageModel, sample: Sample) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Places where a draft chose a token and what of it is accepted, to teach and to judge a `StopHead`."""
+"""Positions at which a draft chose a token, and how probably it is accepted, to teach and to judge a `StopHead`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CALIBRATED = 10  # parts of [0, 1] in which predictions are compared with what t
 
 @dataclass(frozen=True)
 class StopQuality:
-    """Quality of predictions of what is accepted, on places that did not teach them.
+    """Quality of predictions of what is accepted, on positions that did not teach them.
 
     error: mean squared error of the prediction. `by_best`: of the draft's best probability in its place. `by_mean`: of
-        the mean acceptance, which is the same at all places.
-    calibration: mean distance of prediction and acceptance over tenths of [0, 1], by places.
+        the mean acceptance, which is the same at all positions.
+    calibration: mean distance of prediction and acceptance over tenths of [0, 1], weighted by positions.
     """
 
     places: int
@@ -49,7 +49,7 @@ def stop_examples(
     Args:
         on_sample: called with the number of samples that are read.
     """
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    examples: list[tuple[Tensor, Tensor, Tensor]] = []
     for done, sample in enumerate(samples, 1):
         positions = measure_positions(
             draft, states.target, sample, policy, states=states, speculation_length=speculation_length
@@ -57,10 +57,10 @@ def stop_examples(
         for depth, hidden in enumerate(drafted_hidden(draft, sample, states, speculation_length)):
             logits = draft.head.logits(hidden)
             best = torch.softmax(logits.float(), -1).amax(-1)
-            found.append((head.inputs(hidden, logits).cpu(), best.cpu(), positions.at(depth).alpha.float()))
+            examples.append((head.inputs(hidden, logits).cpu(), best.cpu(), positions.at(depth).alpha.float()))
         states.forget()  # each sample is read once
         on_sample(done)
-    return StopExamples(*(torch.cat(column) for column in zip(*found, strict=True)))
+    return StopExamples(*(torch.cat(column) for column in zip(*examples, strict=True)))
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Export of a block draft as P-EAGLE, which vLLM and speculators hold: an EAGLE-3 draft and one mask for all positions.
 
-Beside EAGLE-3's weights (`distillspec.export.eagle_folder`): `mask_hidden [1, 1, m · F]`, states which the fusion turns
+Beside EAGLE-3's weights (`distillspec.export.eagle_folder`): `mask_hidden [1, 1, m · F]`, states that the fusion turns
 into the mask's state, and `embed_tokens`, the target's table with the mask's embedding in a row that no text needs. Its
 id is `pard_token` (vLLM) or `mask_token_id` (speculators). Drafted tokens are the most probable ones.
 """
@@ -56,7 +56,7 @@ def export_block(
     joins = check_block(draft, form)
     ids, mask_id = engine_states(form, draft.state_ids, len(target.layers)), free_id(draft, target)
     texts = [text.masked_fill(text == mask_id, 0) for text in held_out_sequences(target)]
-    own_form = EagleForm(form, ids, dtype, min(speculation_length, joins.positions))
+    eagle_form = EagleForm(form, ids, dtype, min(speculation_length, joins.positions))
     exact = block_logits(draft, target, texts)
     if not torch.isfinite(exact).all():
         raise RunError(f"the draft {draft.name} gives logits that are not finite; nothing was exported")
@@ -65,11 +65,12 @@ def export_block(
     measured: dict[str, float] = {}
 
     def write(temporary: Path) -> None:
-        own = draft.model.get_input_embeddings().weight.detach()
-        table = own.index_copy(0, torch.tensor([mask_id], device=own.device), joins.masks.detach()[:, : own.shape[1]])
-        named = _settings(draft, target, own_form, mask_id)
+        embeddings = draft.model.get_input_embeddings().weight.detach()
+        mask_row = torch.tensor([mask_id], device=embeddings.device)
+        table = embeddings.index_copy(0, mask_row, joins.masks.detach()[:, : embeddings.shape[1]])
+        named = _settings(draft, target, eagle_form, mask_id)
         more = {MASK: states[None, None], TABLE: table}
-        write_eagle(temporary, draft, target, own_form, more, named)
+        write_eagle(temporary, draft, target, eagle_form, more, named)
         draft.text_tokenizer.save_pretrained(temporary)
         make_readable_for_transformers_4(temporary)
         logits = folder_logits(temporary, draft, target, texts, mask_id)
@@ -88,7 +89,7 @@ def export_block(
         draft.width,
         **measured,
         stray_mass_before=0.0,
-        serve=serve_command(form, folder, target_name(target), own_form.speculation_length, method="peagle"),
+        serve=serve_command(form, folder, target_name(target), eagle_form.speculation_length, method="peagle"),
         warnings=length_warnings(draft, target),
         notes=(*NOTES["vllm"], *notes),
     )
@@ -110,15 +111,15 @@ def check_block(draft: LanguageModel, form: str) -> BlockInput:
             f"{draft.name} drafts blocks behind the text's tokens and states, and {holds}; use format=vllm or "
             "speculators (distill serve takes the folder as it is)"
         )
-    own = [f"a Markov head of {joins.rank} (draft.markov=0 leaves it out)"] if joins.rank else []
+    unsupported = [f"a Markov head of {joins.rank} (draft.markov=0 leaves it out)"] if joins.rank else []
     if len(joins.masks) > 1:
-        own.append("a mask for each position (draft.shared_mask=true makes one for all)")
+        unsupported.append("a mask for each position (draft.shared_mask=true makes one for all)")
     if joins.bidirectional:
-        own.append("masks that see each other in both directions (draft.bidirectional=false)")
-    if own:
+        unsupported.append("masks that see each other in both directions (draft.bidirectional=false)")
+    if unsupported:
         raise ConfigError(
-            f"{draft.name} has {' and '.join(own)}, which blocks of format={form} (P-EAGLE) have not; distill serve "
-            "takes the folder as it is"
+            f"{draft.name} has {' and '.join(unsupported)}, which blocks of format={form} (P-EAGLE) have not; distill "
+            "serve takes the folder as it is"
         )
     return joins
 
@@ -163,7 +164,7 @@ def folder_logits(
 
 
 def _round(draft: LanguageModel, joins: BlockInput, ids: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Round the draft's weights, in place, a table of its own too. Return the mask's states `[m · F]` float32.
+    """Round the draft's weights in place, its own copy of the table too. Return the mask's states `[m · F]` float32.
 
     The mask's state becomes what the fusion makes of them.
     """
@@ -178,11 +179,11 @@ def _round(draft: LanguageModel, joins: BlockInput, ids: Sequence[int], dtype: t
     return states.float()
 
 
-def _settings(draft: LanguageModel, target: LanguageModel, own: EagleForm, mask_id: int) -> dict[str, Any]:
+def _settings(draft: LanguageModel, target: LanguageModel, eagle_form: EagleForm, mask_id: int) -> dict[str, Any]:
     """Return what `config.json` says of blocks."""
-    if own.form == "vllm":
+    if eagle_form.form == "vllm":
         return {"pard_token": mask_id, "ptd_token_id": mask_id}
-    plain = eagle_settings(draft, target, own)["speculators_config"]
+    plain = eagle_settings(draft, target, eagle_form)["speculators_config"]
     return {
         "architectures": ["PEagleSpeculator"],
         "speculators_model_type": "peagle",
@@ -193,23 +194,24 @@ def _settings(draft: LanguageModel, target: LanguageModel, own: EagleForm, mask_
 
 def _fused(draft: LanguageModel, target: LanguageModel, texts: Sequence[Tensor]) -> list[Tensor]:
     """Return the fused states `[B, L − 1, D]` before the tokens of each batch but the first."""
-    found = []
+    fused = []
     for ids in texts:
-        places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         assert draft.state_input is not None
-        found.append(previous(draft.state_input.fuse(read_states(target, ids, places, draft.state_ids)), places)[:, 1:])
-    return found
+        states = read_states(target, ids, positions, draft.state_ids)
+        fused.append(previous(draft.state_input.fuse(states), positions)[:, 1:])
+    return fused
 
 
 def _logits(
     draft: LanguageModel, fused: Sequence[Tensor], texts: Sequence[Tensor], masks: Tensor, state: Tensor
 ) -> Tensor:
     """Return logits at tokens and masks, as engines read them: texts begin at their second token."""
-    found = []
+    logits = []
     for ids, fed in zip(texts, fused, strict=True):
         read = torch.cat([ids[:, 1:], masks.to(ids).expand(len(ids), -1)], 1)
         behind = state.to(fed).expand(len(ids), len(masks), fed.shape[-1])
-        places = torch.arange(read.shape[1], device=ids.device).expand_as(read)
-        last = draft.last_states(read, places, torch.cat([fed, behind], 1))
-        found.append(draft.head.logits(draft.head_input(last)).flatten(0, 1).float().cpu())
-    return torch.cat(found)
+        positions = torch.arange(read.shape[1], device=ids.device).expand_as(read)
+        last = draft.last_states(read, positions, torch.cat([fed, behind], 1))
+        logits.append(draft.head.logits(draft.head_input(last)).flatten(0, 1).float().cpu())
+    return torch.cat(logits)

@@ -141,6 +141,8 @@ def _silence_unlearnt(draft: LanguageModel, model: PreTrainedModel, sequences: S
 
 @torch.no_grad()
 def _hidden(draft: LanguageModel, batches: Sequence[Tensor]) -> Tensor:
-    positions = [torch.arange(ids.shape[1], device=ids.device).expand_as(ids) for ids in batches]
-    states = [draft.hidden(ids, place).flatten(0, 1) for ids, place in zip(batches, positions, strict=True)]
+    batch_positions = [torch.arange(ids.shape[1], device=ids.device).expand_as(ids) for ids in batches]
+    states = [
+        draft.hidden(ids, positions).flatten(0, 1) for ids, positions in zip(batches, batch_positions, strict=True)
+    ]
     return torch.cat(states).float()

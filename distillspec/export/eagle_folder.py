@@ -47,25 +47,27 @@ def write_eagle(
     folder: Path,
     draft: LanguageModel,
     target: LanguageModel,
-    own: EagleForm,
+    eagle_form: EagleForm,
     more: Mapping[str, Tensor] | None = None,
     named: Mapping[str, Any] | None = None,
 ) -> None:
     """Write weights and configuration of an EAGLE-3 draft. `more` and `named` are further weights and settings."""
-    floats = eagle_weights(draft, target, own.form, own.ids) | dict(more or {})
-    weights = {name: value.to(getattr(torch, own.dtype)) for name, value in floats.items()}
+    floats = eagle_weights(draft, target, eagle_form.form, eagle_form.ids) | dict(more or {})
+    weights = {name: value.to(getattr(torch, eagle_form.dtype)) for name, value in floats.items()}
     rows = head_rows(target)
     if draft.width < rows:
         weights |= id_maps(draft, rows)
     save_file({name: value.cpu().contiguous() for name, value in weights.items()}, folder / WEIGHTS, {"format": "pt"})
-    settings = eagle_settings(draft, target, own) | dict(named or {})
+    settings = eagle_settings(draft, target, eagle_form) | dict(named or {})
     (folder / CONFIG).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def eagle_weights(draft: LanguageModel, target: LanguageModel, form: str, ids: Sequence[int]) -> dict[str, Tensor]:
     """Return the draft's weights by the names of `form`, the fusion's on the states `ids`."""
-    own = own_parameters(draft, embeddings=not reads_targets_embeddings(draft, target))
-    kept = {name: value for name, value in own.items() if name in OTHER_NAMES or not name.startswith("state_input.")}
+    parameters = own_parameters(draft, embeddings=not reads_targets_embeddings(draft, target))
+    kept = {
+        name: value for name, value in parameters.items() if name in OTHER_NAMES or not name.startswith("state_input.")
+    }
     weights = {_their_name(name, form): value.detach() for name, value in kept.items()}
     assert draft.state_input is not None
     weights["fc.weight"] = fusion(draft.state_input.fusion(), draft.state_ids, ids)
@@ -96,12 +98,12 @@ def head_rows(target: LanguageModel) -> int:
     return int(target.model.get_output_embeddings().weight.shape[0])
 
 
-def eagle_settings(draft: LanguageModel, target: LanguageModel, own: EagleForm) -> dict[str, Any]:
+def eagle_settings(draft: LanguageModel, target: LanguageModel, eagle_form: EagleForm) -> dict[str, Any]:
     """Return the contents of `config.json`: a Llama's settings for the layer, and what it reads.
 
     `speculators` has the layer's settings under a key of their own.
     """
-    form, ids, dtype, speculation_length = own
+    form, ids, dtype, speculation_length = eagle_form
     layer = draft.model.config.to_dict()
     layer |= {"vocab_size": head_rows(target), "dtype": dtype, "rope_parameters": _rope(layer["rope_parameters"])}
     add_older_names(layer)
@@ -160,13 +162,13 @@ def _their_name(name: str, form: str) -> str:
 
 
 def _our_name(name: str) -> str:
-    ours = {theirs: own for own, theirs in OTHER_NAMES.items()}
+    ours = {their_name: our_name for our_name, their_name in OTHER_NAMES.items()}
     name = name.replace(MIDLAYER, LAYER)
     return ours.get(name, name if name.startswith("lm_head") else f"model.{name}")
 
 
 def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return rotary parameters without what a Llama passes over and engines heed (a partial rotation)."""
+    """Return rotary parameters without those that a Llama ignores and engines obey (a partial rotation)."""
     if parameters.get("rope_type", "default") != "default":
         return parameters
     return {name: parameters[name] for name in ("rope_type", "rope_theta") if name in parameters}

@@ -23,7 +23,7 @@ class StateProbe:
     """Texts `[B, L]` a batch, and logits `[N, n]` float32 of the draft at all their tokens but the first.
 
     Other engines begin a draft's text at its second token, beside the state of the first. Here the first token is read
-    too, beside a state of zeros. `first_token` is the share of positions whose most probable id that leaves as it is.
+    too, beside a state of zeros. `first_token` is the share of positions whose most probable id is the same either way.
     """
 
     texts: tuple[Tensor, ...]
@@ -72,12 +72,12 @@ def engine_logits(
     Args:
         first_token: whether the draft reads the first token, beside a state of zeros, as in distillspec.
     """
-    found, begin = [], 0 if first_token else 1
+    logits, begin = [], 0 if first_token else 1
     for ids in texts:
-        places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         assert draft.state_input is not None
-        fused = draft.state_input.fuse(read_states(target, ids, places, draft.state_ids))
-        fed = previous(fused, places)
-        hidden = draft.hidden(ids[:, begin:], places[:, begin:] - begin, fed[:, begin:])
-        found.append(draft.head.logits(hidden[:, 1 - begin :]).flatten(0, 1).float().cpu())
-    return torch.cat(found)
+        fused = draft.state_input.fuse(read_states(target, ids, positions, draft.state_ids))
+        fed = previous(fused, positions)
+        hidden = draft.hidden(ids[:, begin:], positions[:, begin:] - begin, fed[:, begin:])
+        logits.append(draft.head.logits(hidden[:, 1 - begin :]).flatten(0, 1).float().cpu())
+    return torch.cat(logits)

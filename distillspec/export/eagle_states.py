@@ -50,7 +50,7 @@ def fusion(weight: Tensor, state_ids: Sequence[int], handed_over: Sequence[int])
     """
     width = weight.shape[1] // len(state_ids)
     moved = weight.new_zeros(weight.shape[0], len(handed_over) * width)
-    for place, state in enumerate(state_ids):
-        at = handed_over.index(state) * width
-        moved[:, at : at + width] = weight[:, place * width : (place + 1) * width]
+    for index, state in enumerate(state_ids):
+        column = handed_over.index(state) * width
+        moved[:, column : column + width] = weight[:, index * width : (index + 1) * width]
     return moved

@@ -94,8 +94,8 @@ def check_heads(draft: LanguageModel, target: LanguageModel, form: str) -> None:
             f"{draft.name} has Medusa's heads, and format={form} has no such draft; use format=vllm (distill serve "
             "takes the folder as it is)"
         )
-    theirs, own = final_scale(target), deferred_scale(draft.decoder)
-    same = theirs is not None and torch.allclose(own, theirs.to(own))
+    target_scale, draft_scale = final_scale(target), deferred_scale(draft.decoder)
+    same = target_scale is not None and torch.allclose(draft_scale, target_scale.to(draft_scale))
     if draft.state_ids != (len(target.layers),) or not same:
         raise ConfigError(
             f"{draft.name} reads other states than the one that the target's head reads, and vLLM hands over that one "
@@ -152,6 +152,9 @@ def _folder_logits(folder: Path, target: LanguageModel, texts: Sequence[Tensor])
 def _last_states(target: LanguageModel, texts: Sequence[Tensor]) -> Tensor:
     """Return the target's states `[N, D]` float32 before the final norm."""
     layers = [len(target.layers)]
-    places = [torch.arange(ids.shape[1], device=ids.device).expand_as(ids) for ids in texts]
-    found = [read_states(target, ids, at, layers).flatten(0, 1) for ids, at in zip(texts, places, strict=True)]
-    return torch.cat(found).float()
+    batch_positions = [torch.arange(ids.shape[1], device=ids.device).expand_as(ids) for ids in texts]
+    states = [
+        read_states(target, ids, positions, layers).flatten(0, 1)
+        for ids, positions in zip(texts, batch_positions, strict=True)
+    ]
+    return torch.cat(states).float()

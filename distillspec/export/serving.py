@@ -83,10 +83,10 @@ def warn(
 
 def length_warnings(draft: LanguageModel, target: LanguageModel) -> tuple[str, ...]:
     """Return a warning if the draft reads fewer positions than its target."""
-    ours, theirs = _length(draft.model), _length(target.model)
-    if ours >= theirs:
+    draft_length, target_length = _length(draft.model), _length(target.model)
+    if draft_length >= target_length:
         return ()
-    return (f"the draft reads {ours:,} positions, the target {theirs:,}; limit the context",)
+    return (f"the draft reads {draft_length:,} positions, the target {target_length:,}; limit the context",)
 
 
 def _length(model: PreTrainedModel) -> int:

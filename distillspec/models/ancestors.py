@@ -45,8 +45,8 @@ def see_each_other(words: NDArray[numpy.int64], count: int, mutual: int) -> None
 def _words_of(parents: tuple[int, ...], width: int) -> NDArray[numpy.int64]:
     """Return the words of one row `[width, words]`, read-only."""
     size = -(-width // WORD) * WORD // 8
-    held = b"".join([bits.to_bytes(size, "little") for bits in ancestor_sets(parents, width)])
-    return numpy.frombuffer(held, dtype="<i8").astype(numpy.int64, copy=False).reshape(width, -1)
+    packed = b"".join([bits.to_bytes(size, "little") for bits in ancestor_sets(parents, width)])
+    return numpy.frombuffer(packed, dtype="<i8").astype(numpy.int64, copy=False).reshape(width, -1)
 
 
 def signed_word(bits: int) -> int:

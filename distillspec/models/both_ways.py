@@ -30,8 +30,8 @@ def anchors_of(position_ids: Tensor, wanted: Sequence[Tensor]) -> list[Tensor]:
         position_ids: `[B, L]`, packed sequences. A block begins at its sequence's first token at the earliest.
         wanted: `[n_k]` int64 of the flattened grid `[B · L]`: tokens before the drafted ones.
     """
-    places = position_ids.flatten()
-    return [torch.sub(tokens, places[tokens].clamp(max=position)) for position, tokens in enumerate(wanted)]
+    flat_positions = position_ids.flatten()
+    return [torch.sub(tokens, flat_positions[tokens].clamp(max=position)) for position, tokens in enumerate(wanted)]
 
 
 def masks_behind(
@@ -47,23 +47,23 @@ def masks_behind(
     """
     width, count = position_ids.shape[1], int(draft.most_positions or 1) - 1
     begins = torch.zeros(position_ids.numel(), dtype=torch.bool, device=position_ids.device)
-    for own in anchors[1:]:
-        begins[own] = True
+    for block_anchors in anchors[1:]:
+        begins[block_anchors] = True
     blocks = begins.view(position_ids.shape)
     most = max(int(blocks.sum(-1).max()), 1)  # at least one a row: parallel wrappers count passes
     order = blocks.byte().argsort(dim=-1, descending=True, stable=True)
     column = order[:, :most]
     steps = torch.arange(1, count + 1, device=column.device)
-    places = (position_ids.gather(1, column)[..., None] + steps).flatten(1)
+    mask_positions = (position_ids.gather(1, column)[..., None] + steps).flatten(1)
     ids = (-steps).expand(len(column), most, -1).flatten(1)
     mask = _mask(column, sequence.gather(1, column), text, count, draft.dtype)
-    last = draft.last_states(ids, places, past_key_values=cache, use_cache=True, attention_mask=mask)
-    place = order.argsort(dim=-1).flatten()
-    found = []
-    for position, own in enumerate(anchors[1:], start=1):
-        at = (own // width) * most * count + place[own] * count + position - 1
-        found.append(last.flatten(0, 1).index_select(0, at))
-    return found
+    last = draft.last_states(ids, mask_positions, past_key_values=cache, use_cache=True, attention_mask=mask)
+    block_index = order.argsort(dim=-1).flatten()
+    states = []
+    for position, block_anchors in enumerate(anchors[1:], start=1):
+        mask_rows = (block_anchors // width) * most * count + block_index[block_anchors] * count + position - 1
+        states.append(last.flatten(0, 1).index_select(0, mask_rows))
+    return states
 
 
 def _mask(column: Tensor, whose: Tensor, text: Keys, count: int, dtype: torch.dtype) -> Tensor:

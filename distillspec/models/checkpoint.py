@@ -57,14 +57,14 @@ def save_draft(
         dtype: that wider weights are rounded to, `SERVED` for drafts to serve. None keeps every bit.
     """
     reading = reading_record(draft)
-    own = not isinstance(target, LanguageModel) or not reads_targets_embeddings(draft, target)
+    has_embeddings = not isinstance(target, LanguageModel) or not reads_targets_embeddings(draft, target)
     record = {
         "format_version": FORMAT_VERSION,
         "identity": asdict(draft.with_identity(weights_hash=fingerprint(draft.model)).identity),
         "target": {"name": target.name, **asdict(target.identity)},
         "kept_vocabulary": None if draft.kept_ids is None else int(draft.kept_ids.numel()),
         "lineage": draft.lineage,
-        "embeddings": "own" if own else "target",
+        "embeddings": "own" if has_embeddings else "target",
         **({} if reading is None else {"reads": reading}),
         **({} if draft.stop_head is None else {"stop": draft.stop_head.record}),
         **(extra or {}),
@@ -73,7 +73,7 @@ def save_draft(
     def write(temporary: Path) -> None:
         if draft.kept_ids is not None:
             (temporary / KEPT_IDS).write_text(json.dumps({"d2t": draft.kept_ids.tolist()}) + "\n")
-        write_weights(draft, temporary, embeddings=own, dtype=dtype)
+        write_weights(draft, temporary, embeddings=has_embeddings, dtype=dtype)
         if draft.stop_head is not None:
             write_stop_head(draft.stop_head, temporary)
         if draft.tokenizer is not None:
@@ -138,39 +138,41 @@ def load_draft(
 
 
 def matched(draft: LanguageModel, target: LanguageModel) -> LanguageModel:
-    """Return the draft with the target's ids: those of a common tokenizer, or without one as many.
+    """Return the draft with the target's ids: those of a common tokenizer, or without tokenizers as many ids.
 
     Raises:
         ConfigError: without both tokenizers the numbers of ids differ, or the draft keeps an id that the target lacks.
     """
     if draft.tokenizer is not None and target.tokenizer is not None:
         return with_ids(draft, target)
-    ours, theirs = (one.model.get_input_embeddings().weight.shape[0] for one in (draft, target))
-    if ours != theirs:
+    draft_ids, target_ids = (model.model.get_input_embeddings().weight.shape[0] for model in (draft, target))
+    if draft_ids != target_ids:
         raise ConfigError(
-            f"draft {draft.name} reads {ours} token ids and target {target.name} {theirs}, and without both tokenizers "
-            "only their number can be compared; use a draft of this target, or add the tokenizer files"
+            f"draft {draft.name} reads {draft_ids} token ids and target {target.name} {target_ids}, and without both "
+            "tokenizers only their number can be compared; use a draft of this target, or add the tokenizer files"
         )
     without = draft.name if draft.tokenizer is None else target.name
-    log.warning("%s has no tokenizer: draft and target are taken to share one, for both have %d ids", without, ours)
+    log.warning(
+        "%s has no tokenizer: draft and target are taken to share one, for both have %d ids", without, draft_ids
+    )
     draft = with_ids(draft, target)
     identity = replace(target.identity, weights_hash=draft.identity.weights_hash)
     return replace(draft, tokenizer=target.tokenizer, identity=identity)
 
 
 def embeddings_of(record: dict[str, Any]) -> str | None:
-    """Return whose embeddings the draft of a `distillspec.json` reads: `target` or `own`. None: all is there.
+    """Return whose embeddings the draft of a `distillspec.json` reads: `target` or `own`. None: all are in the folder.
 
     Before version 2 only drafts that read states recorded it, beside how they read.
     """
-    found: str | None = record.get("embeddings", (record.get("reads") or {}).get("embeddings"))
-    return found
+    source: str | None = record.get("embeddings", (record.get("reads") or {}).get("embeddings"))
+    return source
 
 
 def draft_folder(path: Path | str) -> Path | None:
     """Return the draft folder at `path`, or inside the run folder `path`, or None."""
-    places = (Path(path), Path(path) / "draft", Path(path) / "best")
-    return next((folder for folder in places if (folder / METADATA).is_file()), None)
+    candidates = (Path(path), Path(path) / "draft", Path(path) / "best")
+    return next((folder for folder in candidates if (folder / METADATA).is_file()), None)
 
 
 def read_kept_ids(folder: Path) -> Tensor | None:
@@ -186,10 +188,10 @@ def read_metadata(folder: Path | str) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{folder} is not a distillspec draft: it has no {METADATA}")
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        record: dict[str, Any] = json.loads(path.read_text())
     except ValueError as error:
         raise ConfigError(f"the draft {folder} is damaged: {METADATA} is no JSON ({error})") from error
-    return found
+    return record
 
 
 def check_target(path: Path | str, target: LanguageModel) -> None:
@@ -234,8 +236,8 @@ def _evaluated(record: Mapping[str, Any]) -> float | None:
 def _rank_acceptance(record: Mapping[str, Any]) -> tuple[tuple[float, ...], ...]:
     """Return what a draft's own run measured of its heads, by drafted position and rank, empty without it."""
     evaluation = record.get("evaluation")
-    found = evaluation.get("rank_acceptance") if isinstance(evaluation, Mapping) else None
-    levels = found if isinstance(found, list) else []
+    recorded = evaluation.get("rank_acceptance") if isinstance(evaluation, Mapping) else None
+    levels = recorded if isinstance(recorded, list) else []
     sound = all(isinstance(level, list) and level and all(map(_is_chance, level)) for level in levels)
     return tuple(tuple(map(float, level)) for level in levels) if sound else ()
 

@@ -80,10 +80,10 @@ def check_draft(config: DraftConfig, target: LanguageModel) -> None:
     elif config.kind == "pretrained":
         path = str(draft_folder(str(config.path)) or config.path)
         require_same_tokenizer(load_tokenizer(resolve_path(path)), target.tokenizer, path, target.name)
-        own = kept_ids_of(config, target)
-        if config.vocabulary is not None and own is not None and config.vocabulary > len(own):
+        kept_ids = kept_ids_of(config, target)
+        if config.vocabulary is not None and kept_ids is not None and config.vocabulary > len(kept_ids):
             raise ConfigError(
-                f"draft.vocabulary={config.vocabulary}: the draft {config.path} keeps {len(own)} tokens already; "
+                f"draft.vocabulary={config.vocabulary}: the draft {config.path} keeps {len(kept_ids)} tokens already; "
                 "give fewer, or leave it out"
             )
 
@@ -94,8 +94,8 @@ def kept_ids_of(config: DraftConfig, target: LanguageModel) -> Tensor | None:
         return None
     if (folder := draft_folder(str(config.path))) is not None:
         return read_kept_ids(folder)
-    found = AutoConfig.from_pretrained(resolve_path(str(config.path)), trust_remote_code=False)
-    rows = int(found.get_text_config().vocab_size)
+    source_config = AutoConfig.from_pretrained(resolve_path(str(config.path)), trust_remote_code=False)
+    rows = int(source_config.get_text_config().vocab_size)
     return torch.arange(rows) if rows < target.identity.vocab_size else None
 
 
@@ -176,12 +176,12 @@ def state_ids_of(config: DraftConfig, target: LanguageModel) -> tuple[int, ...]:
 
 
 def _reading(draft: LanguageModel, config: DraftConfig, target: LanguageModel) -> LanguageModel:
-    """Return a draft that reads the target's states too. It starts as it was."""
-    theirs, own = (model.model.get_input_embeddings().weight for model in (target, draft))
-    same = theirs.shape == own.shape and bool(torch.equal(theirs.to(own.dtype), own))
-    if draft.model.get_output_embeddings().weight is own:  # tied: the head trains, the embeddings are shared
-        head = nn.Linear(own.shape[1], own.shape[0], bias=False, device=own.device)
-        head.weight = nn.Parameter(own.detach().clone())
+    """Return the draft, which from now on reads the target's states too. What it computes does not change yet."""
+    target_weight, weight = (model.model.get_input_embeddings().weight for model in (target, draft))
+    same = target_weight.shape == weight.shape and bool(torch.equal(target_weight.to(weight.dtype), weight))
+    if draft.model.get_output_embeddings().weight is weight:  # tied: the head trains, the embeddings are shared
+        head = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device=weight.device)
+        head.weight = nn.Parameter(weight.detach().clone())
         draft.model.config.tie_word_embeddings = False
         draft.model.set_output_embeddings(head)
     if same:

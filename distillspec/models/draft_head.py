@@ -15,27 +15,27 @@ from distillspec.models.language_model import LanguageModel
 class HeadRows:
     """Where the rows of a renewed head were before."""
 
-    places: Tensor  # [n] int64, −1 for a new row
+    old_rows: Tensor  # [n] int64, −1 for a new row
 
     @classmethod
     def between(cls, before: Tensor, after: Tensor) -> HeadRows:
         """Compare kept ids, sorted."""
-        places = torch.searchsorted(before, after).clamp(max=len(before) - 1)
-        return cls(torch.where(before[places] == after, places, -1))
+        old_rows = torch.searchsorted(before, after).clamp(max=len(before) - 1)
+        return cls(torch.where(before[old_rows] == after, old_rows, -1))
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.old_rows)
 
     @property
     def new(self) -> int:
         """Number of rows that were not there."""
-        return int((self.places < 0).sum())
+        return int((self.old_rows < 0).sum())
 
     def moved(self, before: Tensor, new: Tensor) -> Tensor:
-        """Return the rows of `before [m, …]` at their new places, and those of `new [n, …]` elsewhere."""
-        places = self.places.to(before.device)
-        known = (places >= 0).view(-1, *[1] * (before.dim() - 1))
-        return torch.where(known, before[places.clamp(min=0)], new)
+        """Return `[n, …]`: the rows of `before [m, …]` that stay, in their new order, else those of `new`."""
+        old_rows = self.old_rows.to(before.device)
+        known = (old_rows >= 0).view(-1, *[1] * (before.dim() - 1))
+        return torch.where(known, before[old_rows.clamp(min=0)], new)
 
 
 def truncate_head(draft: LanguageModel, kept_ids: Tensor) -> LanguageModel:
@@ -75,20 +75,20 @@ def can_renew(draft: LanguageModel, target: LanguageModel) -> bool:
 def renew_head(draft: LanguageModel, kept_ids: Tensor, target: LanguageModel) -> LanguageModel:
     """Return a truncated draft, its model changed in place, with a head of the rows `kept_ids [n]` (int64, sorted).
 
-    Rows that it lacks are the target's, as all were when it was made, and zero for what the head reads beside a state.
-    See `can_renew`.
+    Rows that the old head lacks are the target's, as all were when it was made. For what the head reads beside a state
+    they are zero. See `can_renew`.
     """
     assert draft.kept_ids is not None, "a whole head has all rows"
-    old, theirs = draft.model.get_output_embeddings(), target.head.weight
-    head = nn.Linear(old.weight.shape[1], len(kept_ids), bias=getattr(old, "bias", None) is not None)
-    head.to(old.weight.device, old.weight.dtype)
+    old_head, source = draft.model.get_output_embeddings(), target.head.weight
+    head = nn.Linear(old_head.weight.shape[1], len(kept_ids), bias=getattr(old_head, "bias", None) is not None)
+    head.to(old_head.weight.device, old_head.weight.dtype)
     rows = HeadRows.between(draft.kept_ids, kept_ids)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.zero_()
         scale = target.head.scale / draft.head.scale  # rows that were copied have the target's in them
-        head.weight[:, : theirs.shape[1]] = (theirs[kept_ids.to(theirs.device)] * scale).to(head.weight)
-        for new, own in zip(head.parameters(), old.parameters(), strict=True):
-            new.copy_(rows.moved(own, new))
+        head.weight[:, : source.shape[1]] = (source[kept_ids.to(source.device)] * scale).to(head.weight)
+        for new_parameter, old_parameter in zip(head.parameters(), old_head.parameters(), strict=True):
+            new_parameter.copy_(rows.moved(old_parameter, new_parameter))
     draft.model.set_output_embeddings(head)
     return replace(draft, kept_ids=kept_ids.cpu())

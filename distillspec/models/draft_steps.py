@@ -22,14 +22,14 @@ from distillspec.types import Ints
 
 
 class Readers(NamedTuple):
-    """Tokens that others are chosen behind: the newest of each of R texts, and chosen ones.
+    """Tokens behind which the draft chooses others: the newest token of each of R texts, and chosen tokens.
 
-    The draft reads each before it chooses, but those of a block, whose masks stand in their places.
+    The draft reads each of them before it chooses. A block draft reads masks in their place.
 
     levels: `[levels + 1]` int64, the first reader of each level.
-    numbers: `[S, 7]` int64, level by level and row by row: row, place among the chosen tokens, the reader before it (−1
-        and −1 for a text's newest token), place of the first token chosen behind it, how many those are, number among
-        the readers of its row (0 for the text's), and a bit i for each reader i + 1 of its row that it sees.
+    numbers: `[S, 7]` int64, level by level and row by row: row, index among the chosen tokens, the reader before it (−1
+        and −1 for a text's newest token), index of the first token chosen behind it, the number of those, its number
+        among the readers of its row (0 for the text's), and a bit i for each reader i + 1 of its row that it sees.
     nodes: tokens to choose.
     """
 
@@ -144,8 +144,8 @@ class DraftSteps:
     def run(self, cache: SlotCache, unread: Unread, readers: Readers, draw: DrawParameters | None) -> Chosen:
         """Read what is new, and choose the tokens behind it, level by level.
 
-        What the cache keeps of readers stands behind their texts, by their numbers, and in the cache's spare place
-        where the context ends.
+        Keys and values of readers are written behind their texts, in the order of their numbers, and to the cache's
+        spare place beyond the end of the context.
 
         Args:
             cache: the draft's own.
@@ -184,7 +184,7 @@ class DraftSteps:
 
 
 def _has_plain_ends(model: LanguageModel) -> bool:
-    """Return True if the kernel can do what stands before and behind the layers."""
+    """Return True if the kernel can compute what stands before and behind the layers: embeddings and head."""
     head, embeddings = model.head, model.model.get_input_embeddings()
     return head.bias is None and head.scale == 1.0 and head.softcap is None and type(embeddings) is nn.Embedding
 

@@ -19,7 +19,7 @@ MOST_SCALED = 15  # powers of two by which a channel is scaled
 
 
 class EagleDecoder(LlamaModel):
-    """Decoder that leaves out, over slots, what transformers does around the layers: that takes a third of a layer."""
+    """Decoder that calls its layers alone over slots. What transformers does around them takes a third of a layer."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """See `LlamaModel`."""
@@ -71,7 +71,8 @@ class EagleLayer(LlamaDecoderLayer):
     ) -> None:
         attention = self.self_attn  # packed weights give queries too: the three are one product
         shape = (*both.shape[:-1], -1, attention.head_dim)
-        keys, values = (own(both).view(shape).transpose(1, 2) for own in (attention.k_proj, attention.v_proj))
+        projections = attention.k_proj, attention.v_proj
+        keys, values = (projection(both).view(shape).transpose(1, 2) for projection in projections)
         keys = apply_rotary_pos_emb(keys, keys, *position_embeddings)[0]
         if slot_view is not None:
             keep(slot_view, attention.layer_idx, keys, values)
@@ -81,7 +82,7 @@ class EagleLayer(LlamaDecoderLayer):
 
 
 def keeps_keys_alone(draft: LanguageModel) -> bool:
-    """Return True for a draft of one EAGLE layer: of text whose states nobody wants it needs keys and values alone."""
+    """Return True for a draft of one EAGLE layer. Of text whose states nobody reads it needs keys and values alone."""
     return draft.attends and len(draft.layers) == 1 and isinstance(draft.layers[0], EagleLayer)
 
 
@@ -130,8 +131,8 @@ def begin_from(model: PreTrainedModel, target: LanguageModel) -> int:
     """
     layers, copied = list(model.get_decoder().layers), 0
     if lends_layers(target):
-        for own, theirs in zip(reversed(layers), reversed(target.layers), strict=False):
-            copied += _copy_layer(own, dict(theirs.named_parameters()), first=own is layers[0])
+        for layer, target_layer in zip(reversed(layers), reversed(target.layers), strict=False):
+            copied += _copy_layer(layer, dict(target_layer.named_parameters()), first=layer is layers[0])
     return copied + copy_ends(model, target)
 
 

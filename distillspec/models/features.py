@@ -42,11 +42,11 @@ class FeatureTap:
         for handle in self._handles:
             handle.remove()
 
-    def _take(self, place: int, states: Tensor, named: dict[str, Any]) -> None:
+    def _take(self, index: int, states: Tensor, named: dict[str, Any]) -> None:
         if torch.compiler.is_dynamo_compiling():
-            torch.ops.distillspec.keep_states(states, place, list(self.ids))
+            torch.ops.distillspec.keep_states(states, index, list(self.ids))
         elif (view := named.get("slot_view")) is not None:
-            keep_states(view, states, place, self.ids)
+            keep_states(view, states, index, self.ids)
 
 
 def states_of_text(cache: SlotCache, slot: int, count: int) -> Tensor | None:
@@ -64,46 +64,46 @@ def pass_with_states(
     model: LanguageModel, input_ids: Tensor, position_ids: Tensor, ids: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Return final hidden states `[B, L, D]`, which the head reads, and what `read_states` returns."""
-    found: dict[int, Tensor] = {}
-    handles = _hook_states(model, ids, lambda place, states, _: found.update({place: states}))
+    states_by_index: dict[int, Tensor] = {}
+    handles = _hook_states(model, ids, lambda index, states, _: states_by_index.update({index: states}))
     try:
         with reading_by_sequence(model.model, position_ids):
             hidden = model.hidden(input_ids, position_ids)
     finally:
         for handle in handles:
             handle.remove()
-    return hidden, torch.cat([found[place] for place in range(len(ids))], -1)
+    return hidden, torch.cat([states_by_index[index] for index in range(len(ids))], -1)
 
 
 Take = Callable[[int, Tensor, dict[str, Any]], None]
 
 
 def _hook_states(model: LanguageModel, ids: Sequence[int], take: Take) -> list[RemovableHandle]:
-    """Call `take(place in ids, states [1, N, D] or [B, L, D], named arguments of the layer)` in every pass."""
+    """Call `take(index in ids, states [1, N, D] or [B, L, D], named arguments of the layer)` in every pass."""
 
-    def before(place: int) -> Any:
+    def before(index: int) -> Any:
         def hand_over(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            take(place, inputs[0] if inputs else named["hidden_states"], named)
+            take(index, inputs[0] if inputs else named["hidden_states"], named)
 
         return hand_over
 
-    def after(place: int) -> Any:
+    def after(index: int) -> Any:
         def hand_over(_: nn.Module, __: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            take(place, output[0] if isinstance(output, tuple) else output, named)
+            take(index, output[0] if isinstance(output, tuple) else output, named)
 
         return hand_over
 
     layers = list(model.layers)
     return [
-        layers[-1].register_forward_hook(after(place), with_kwargs=True)
+        layers[-1].register_forward_hook(after(index), with_kwargs=True)
         if state == len(layers)
-        else layers[state].register_forward_pre_hook(before(place), with_kwargs=True)
-        for place, state in enumerate(ids)
+        else layers[state].register_forward_pre_hook(before(index), with_kwargs=True)
+        for index, state in enumerate(ids)
     ]
 
 
-def keep_states(view: Any, states: Tensor, place: int, ids: Sequence[int]) -> None:
-    """Write `states [B, L, D]`, of `ids` those at `place`, of a pass over a cache that keeps `ids`."""
+def keep_states(view: Any, states: Tensor, index: int, ids: Sequence[int]) -> None:
+    """Write `states [B, L, D]`, of `ids` those at `index`, of a pass over a cache that keeps `ids`."""
     cache = view.cache
     if cache.state_ids != tuple(ids):
         return
@@ -111,18 +111,18 @@ def keep_states(view: Any, states: Tensor, place: int, ids: Sequence[int]) -> No
     slots = view.slots if view.slots.shape == view.places.shape else view.slots[:, None].expand_as(view.places)
     rows, places = cache.located(slots.flatten(), view.places.flatten())
     kept = cache.kept_states(states, width)
-    kept[rows, 0, places, place * width : (place + 1) * width] = states.flatten(0, 1)
+    kept[rows, 0, places, index * width : (index + 1) * width] = states.flatten(0, 1)
 
 
-def _keep_compiled(states: Tensor, place: int, ids: Sequence[int]) -> None:
-    keep_states(passed_view(), states, place, ids)
+def _keep_compiled(states: Tensor, index: int, ids: Sequence[int]) -> None:
+    keep_states(passed_view(), states, index, ids)
 
 
 # Compiled code sees one operator. It is said to change the states, so that no compiler leaves it out.
 _library = torch.library.Library("distillspec", "FRAGMENT")
-_library.define("keep_states(Tensor(a!) states, int place, int[] ids) -> ()")
+_library.define("keep_states(Tensor(a!) states, int index, int[] ids) -> ()")
 _library.impl("keep_states", _keep_compiled, "CompositeExplicitAutograd")
-torch.library.register_fake("distillspec::keep_states", lambda states, place, ids: None, lib=_library)
+torch.library.register_fake("distillspec::keep_states", lambda states, index, ids: None, lib=_library)
 
 
 def default_state_ids(model: LanguageModel) -> tuple[int, ...]:

@@ -35,11 +35,11 @@ def _kernel() -> _Kernel:
     Raises:
         NotBuilt: there is no compiler, or it does not know the language.
     """
-    found = library(SOURCE)
-    functions = {torch.float32: found.attend_float32, torch.bfloat16: found.attend_bfloat16}
+    kernels = library(SOURCE)
+    functions = {torch.float32: kernels.attend_float32, torch.bfloat16: kernels.attend_bfloat16}
     for function in functions.values():
         function.argtypes, function.restype = [ctypes.c_void_p] * 6 + [ctypes.c_float, ctypes.c_int], None
-    return _Kernel(functions, found.lanes())
+    return _Kernel(functions, kernels.lanes())
 
 
 def why_not() -> str | None:

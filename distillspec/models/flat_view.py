@@ -21,8 +21,8 @@ class RowGroup:
 
     Attributes:
         view: use of the cache by the rectangle, where shorter rows are padded.
-        queries: `[B · q]` int64, the token of the group at each place of the rectangle. None: tokens fill it in order.
-        back: `[count]` int64, the place in the rectangle of each token. None with `queries`.
+        queries: `[B · q]` int64, the token of the group in each cell of the rectangle. None: tokens fill it in order.
+        back: `[count]` int64, the cell of the rectangle that each token has. None with `queries`.
     """
 
     view: SlotView
@@ -42,10 +42,10 @@ class RowGroup:
         softcap: float | None,
     ) -> Tensor:
         """Return the attention `[count, heads, d]` of the group's part of `query [heads, N, d]`."""
-        own = query[:, self.start : self.start + self.count]
+        group_query = query[:, self.start : self.start + self.count]
         if self.queries is not None:
-            own = own.index_select(1, self.queries)
-        rectangle = own.unflatten(1, self.view.places.shape).transpose(0, 1)
+            group_query = group_query.index_select(1, self.queries)
+        rectangle = group_query.unflatten(1, self.view.places.shape).transpose(0, 1)
         out = attend(rectangle, keys, values, self.view, scaling, window, softcap).flatten(0, 1)
         return out if self.back is None else out.index_select(0, self.back)
 
@@ -86,11 +86,13 @@ class FlatView:
             places: `cache.max_len` for rows that write nothing.
             reach: places to read in each row.
         """
-        positions, groups, first = places.clamp(max=self.cache.max_len - 1), [], 0
+        positions = places.clamp(max=self.cache.max_len - 1)
+        groups = []
+        first = 0
         for group in self.groups:
             rows = slice(first, first + len(group.view.slots))
-            own = (places[rows, None], positions[rows, None], reach, group.view.slots, group.view.first)
-            groups.append(RowGroup(SlotView(self.cache, *own), first, len(group.view.slots)))
+            view_fields = (places[rows, None], positions[rows, None], reach, group.view.slots, group.view.first)
+            groups.append(RowGroup(SlotView(self.cache, *view_fields), first, len(group.view.slots)))
             first = rows.stop
         slots = torch.cat([group.view.slots for group in groups])
         return FlatView(self.cache, slots, places, positions[None], tuple(groups))

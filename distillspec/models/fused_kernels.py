@@ -1,7 +1,7 @@
 """Triton kernels between the products of Llama layers, for `fused_layers`. Importing it needs Triton.
 
 Each does in one launch what torch does in three to ten. Sums are float32. What torch rounds between two operations is
-rounded here too, but inside a rotation.
+rounded here too, except inside a rotation.
 """
 
 # mypy: ignore-errors
@@ -27,8 +27,8 @@ def add_norm(
     there = d < width
     x = tl.load(states + at + d, mask=there, other=0.0)
     if ADDS:
-        more = tl.load(delta + at + d, mask=there, other=0.0)
-        x = (x.to(tl.float32) + more.to(tl.float32)).to(states.dtype.element_ty)
+        added = tl.load(delta + at + d, mask=there, other=0.0)
+        x = (x.to(tl.float32) + added.to(tl.float32)).to(states.dtype.element_ty)
         tl.store(states + at + d, x, mask=there)
     wide = x.to(tl.float32)
     size = tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
@@ -53,9 +53,9 @@ def turn_and_keep(
     spare,
     heads,
     kv_heads,
-    held_row,
-    held_head,
-    held_place,
+    row_stride,  # of keys and values
+    head_stride,
+    place_stride,
     DIM: tl.constexpr,
     HALF: tl.constexpr,  # DIM / 2 rounded up
 ):
@@ -66,7 +66,7 @@ def turn_and_keep(
     at = product + (n * tl.num_programs(1) + head) * DIM
     low = tl.load(at + d, mask=there, other=0.0)
     high = tl.load(at + DIM // 2 + d, mask=there, other=0.0)
-    held = tl.load(rows + n) * held_row + tl.load(inside + n) * held_place
+    token_offset = tl.load(rows + n) * row_stride + tl.load(inside + n) * place_stride
     if head < heads + kv_heads:
         turn = tl.load(positions + n) * DIM
         cos_low = tl.load(cosines + turn + d, mask=there, other=0.0).to(tl.float32)
@@ -83,11 +83,11 @@ def turn_and_keep(
             tl.store(query_at + d, turned_low, mask=real)
             tl.store(query_at + DIM // 2 + d, turned_high, mask=real)
         else:
-            key_at = keys + held + (head - heads) * held_head
+            key_at = keys + token_offset + (head - heads) * head_stride
             tl.store(key_at + d, turned_low, mask=there)
             tl.store(key_at + DIM // 2 + d, turned_high, mask=there)
     else:
-        value_at = values + held + (head - heads - kv_heads) * held_head
+        value_at = values + token_offset + (head - heads - kv_heads) * head_stride
         tl.store(value_at + d, low, mask=there)
         tl.store(value_at + DIM // 2 + d, high, mask=there)
 

@@ -1,7 +1,7 @@
-"""Layers of a Llama on CUDA in ten launches each: products joined, and one Triton kernel for all between two of them.
+"""Layers of a Llama on CUDA in ten launches each: joined products, and one Triton kernel between two of them.
 
-transformers' own take some fifty, of 1 to 4 µs, and the host takes as long to launch them. Passes whose attention is
-the Triton kernel's run so, recorded or not. Others, as prompts, run as they are.
+transformers' layers take some fifty launches of 1 to 4 µs, and the host takes as long to make them. Passes that attend
+by the Triton kernel run this way, recorded or not. Others, such as prompts, run by transformers' layers.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class FusedLayers:
         if model.state_input is not None or not has_llama_layers(model):
             return False
         products = [product for layer in model.layers for product in products_of(layer)]
-        own = all(type(product) is nn.Linear for product in products)  # no adapters
-        return own and all(part.weight.dtype == model.dtype and part.weight.device == model.device for part in products)
+        if any(type(product) is not nn.Linear for product in products):  # adapters
+            return False
+        return all(part.weight.dtype == model.dtype and part.weight.device == model.device for part in products)
 
     def takes(self, view: FlatView) -> bool:
         """Return True for a pass over one rectangle of windows, over a cache that the Triton kernel reads."""
@@ -60,30 +61,30 @@ class FusedLayers:
 
     def hidden(self, view: FlatView, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
         """Return what `FlatView.hidden` does, `[N, D]`. For the arguments see there."""
-        cache, at = view.cache, _Places.of(view)
+        cache, addresses = view.cache, _Addresses.of(view)
         states: Tensor = self.model.model.get_input_embeddings()(tokens.clamp(min=0))[0].contiguous()
         delta: Tensor | None = None
         for index, layer in enumerate(self._layers):
             read = add_norm(states, delta, layer.before, self.eps)
             self._keep(view, states, index)
-            attended = self._attend(view, at, cache, index, linear(read, layer.qkv))
+            attended = self._attend(view, addresses, cache, index, linear(read, layer.qkv))
             read = add_norm(states, linear(attended, layer.out), layer.behind, self.eps)
             delta = linear(gate(linear(read, layer.gated)), layer.down)
         last = add_norm(states, delta, self._final, self.eps)
         self._keep(view, states, len(self._layers))
         return last
 
-    def _attend(self, view: FlatView, at: _Places, cache: SlotCache, index: int, product: Tensor) -> Tensor:
+    def _attend(self, view: FlatView, addresses: _Addresses, cache: SlotCache, index: int, product: Tensor) -> Tensor:
         """Return a layer's attention `[N, heads · d]`, given queries, keys and values `[N, …]` side by side."""
         heads, (group,) = self.heads, view.groups
         rows, width = group.view.places.shape
         like = product.view(1, len(product), -1, heads.dim).transpose(1, 2)[:, : heads.kv]
         keys, values = cache.layer(index, like)
         query = product.new_empty(rows * width, heads.query, heads.dim)
-        turn_and_keep(product, *self._turned(cache.max_len), at, query, keys, values, cache.max_len)
+        turn_and_keep(product, *self._turned(cache.max_len), addresses, query, keys, values, cache.max_len)
         rectangle = query.view(rows, width, heads.query, heads.dim).transpose(1, 2)
         parts = attend_parts(rectangle, keys, values, group.view, self.scale)
-        return join(*parts, heads.query, width, product.dtype, at.back).flatten(1)
+        return join(*parts, heads.query, width, product.dtype, addresses.back).flatten(1)
 
     @staticmethod
     def _keep(view: FlatView, states: Tensor, state: int) -> None:
@@ -95,8 +96,8 @@ class FusedLayers:
     def _turned(self, positions: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of all positions `[positions, dim]`, rounded as the model's own are."""
         if self._angles[0] != positions:
-            at = torch.arange(positions, device=self._final.device)[None]
-            cosines, sines = self.model.decoder.rotary_emb(self._final, at)  # type: ignore[operator]
+            all_positions = torch.arange(positions, device=self._final.device)[None]
+            cosines, sines = self.model.decoder.rotary_emb(self._final, all_positions)  # type: ignore[operator]
             self._angles = positions, cosines[0].contiguous(), sines[0].contiguous()
         return self._angles[1:]
 
@@ -121,31 +122,31 @@ class _Layer(NamedTuple):
 
 
 def _joined(parts: list[nn.Linear]) -> Tensor:
-    """Return the weights of some products below each other. They are parts of it from now on, if they were not yet."""
+    """Return one tensor of the weights of some products, below each other. From now on each weight is a part of it."""
     weights = [part.weight.detach() for part in parts]
     first, ends = weights[0], accumulate(weight.numel() for weight in weights)
     begins = [first.storage_offset() + start for start in (0, *ends)][: len(parts)]
-    one = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
-    if one and [weight.storage_offset() for weight in weights] == begins:
+    is_one_storage = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
+    if is_one_storage and [weight.storage_offset() for weight in weights] == begins:
         return first.as_strided((sum(map(len, weights)), first.shape[1]), first.stride())
     with torch.inference_mode(False), torch.no_grad():  # whoever trains the model later can
         whole = torch.cat(weights)
-        for part, own in zip(parts, whole.split(list(map(len, weights))), strict=True):
-            part.weight.data = own
+        for part, part_weight in zip(parts, whole.split(list(map(len, weights))), strict=True):
+            part.weight.data = part_weight
     return whole
 
 
-class _Places(NamedTuple):
-    """Where the tokens of a pass go, `[N]` int64 each."""
+class _Addresses(NamedTuple):
+    """Where each token of a pass goes, `[N]` int64 each."""
 
-    positions: Tensor
-    places: Tensor  # in their slots
-    rows: Tensor  # of the cache's tensors
-    inside: Tensor  # places in these rows
-    back: Tensor  # places in the rectangle of queries
+    positions: Tensor  # of rotary embeddings
+    places: Tensor  # in the token's slot
+    rows: Tensor  # of the cache's tensors: the slot or page
+    inside: Tensor  # the place in this row
+    back: Tensor  # the cell in the rectangle of queries
 
     @classmethod
-    def of(cls, view: FlatView) -> _Places:
+    def of(cls, view: FlatView) -> _Addresses:
         back = view.groups[0].back
         if back is None:
             back = torch.arange(len(view.places), device=view.places.device)
@@ -167,7 +168,7 @@ def turn_and_keep(
     product: Tensor,
     cosines: Tensor,
     sines: Tensor,
-    at: _Places,
+    addresses: _Addresses,
     query: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -176,12 +177,14 @@ def turn_and_keep(
     """Rotate queries and keys of `product [N, (heads + 2 · kv) · d]`, and put all into `query` and the cache."""
     from distillspec.models import fused_kernels
 
-    heads, dim, kv_heads = query.shape[1], query.shape[2], keys.shape[1]
+    heads = query.shape[1]
+    dim = query.shape[2]
+    kv_heads = keys.shape[1]
     fused_kernels.turn_and_keep[(len(product), heads + 2 * kv_heads)](
         product,
         cosines,
         sines,
-        *at,
+        *addresses,
         query,
         keys,
         values,

@@ -23,7 +23,9 @@ class Head(nn.Module):
 
     def __init__(self, config: LlamaConfig, position: int, sequential: bool) -> None:
         super().__init__()
-        width, self.position, self.sequential = config.hidden_size, position, sequential
+        width = config.hidden_size
+        self.position = position
+        self.sequential = sequential
         if sequential:
             self.embedding_norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
             self.state_norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)

@@ -31,24 +31,24 @@ class JointProduct:
         self._bias = torch.cat([bias.detach() for bias in biases]) if biases else None
         self._kept: tuple[Tensor, tuple[Tensor, ...]] | None = None  # input and outputs
 
-    def output(self, place: int, x: Tensor) -> Tensor:
-        """Return the output `[..., out]` of the layer at `place` for `x [..., in]`."""
+    def output(self, index: int, x: Tensor) -> Tensor:
+        """Return the output `[..., out]` of the layer at `index` for `x [..., in]`."""
         kept = self._kept
         if kept is None or kept[0] is not x:
             kept = x, self._packed(x, self._bias).split(self._sizes, -1)
-        self._kept = None if place + 1 == len(self._sizes) else kept
-        return kept[1][place]
+        self._kept = None if index + 1 == len(self._sizes) else kept
+        return kept[1][index]
 
 
 class JointLinear(nn.Linear):
     """Linear layer that takes its output from a joint product."""
 
     joint: JointProduct
-    place: int
+    index: int
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product `[..., out]` of `x [..., in]`."""
-        return self.joint.output(self.place, x)
+        return self.joint.output(self.index, x)
 
 
 def joined(weights: Sequence[Tensor]) -> Tensor:
@@ -59,14 +59,14 @@ def joined(weights: Sequence[Tensor]) -> Tensor:
 def layers_by_input(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]:
     """Yield the plain linear layers of a model, those together that read the same input."""
     for module in model.modules():
-        own = {name: layer for name, layer in module.named_children() if type(layer) is nn.Linear}
+        unjoined = {name: layer for name, layer in module.named_children() if type(layer) is nn.Linear}
         for names in JOINED:
-            layers = tuple(own[name] for name in names if name in own)
+            layers = tuple(unjoined[name] for name in names if name in unjoined)
             if len(layers) == len(names) and _alike(layers):
                 yield layers
                 for name in names:
-                    del own[name]
-        yield from ((layer,) for layer in own.values())
+                    del unjoined[name]
+        yield from ((layer,) for layer in unjoined.values())
 
 
 def _alike(layers: Sequence[nn.Linear]) -> bool:

@@ -79,8 +79,8 @@ class LanguageModel:
         """
         configured = self.model.generation_config.eos_token_id if self.model.generation_config else None
         ids = configured if isinstance(configured, list) else [configured]
-        own = None if self.tokenizer is None else self.tokenizer.eos_token_id
-        return tuple(sorted({int(i) for i in [*ids, own] if i is not None and 0 <= i < self.identity.vocab_size}))
+        eos_id = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        return tuple(sorted({int(i) for i in [*ids, eos_id] if i is not None and 0 <= i < self.identity.vocab_size}))
 
     @property
     def kind(self) -> str:
@@ -232,13 +232,13 @@ def attention_heads(model: LanguageModel) -> AttentionHeads:
 
 def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
     """Return the one ModuleList of transformer blocks directly under `decoder` (`layers`, `h`, `blocks`)."""
-    found = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) > 0]
-    if len(found) != 1:
+    layer_lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) > 0]
+    if len(layer_lists) != 1:
         raise ConfigError(
-            f"{type(decoder).__name__} has {len(found)} lists of layers where one is expected; "
+            f"{type(decoder).__name__} has {len(layer_lists)} lists of layers where one is expected; "
             "layer pruning supports plain decoder-only models"
         )
-    return found[0]
+    return layer_lists[0]
 
 
 def output_head(model: PreTrainedModel, vocab_size: int, kept_ids: Tensor | None) -> OutputHead:

@@ -19,7 +19,7 @@ ALIGNED = 64  # each tensor begins at a line of the cache
 
 
 class LargePages:
-    """Holds tensors on the CPU one behind another. Its memory is free when the last of them is.
+    """Holds tensors on the CPU one behind another. Its memory is freed with the last of them.
 
     Args:
         size: bytes of a block, of which there are as many as are needed.
@@ -31,7 +31,7 @@ class LargePages:
         self._next = self._end = 0  # bytes from the block's begin
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Return a contiguous copy of a tensor, or itself elsewhere than on Linux and where memory is refused."""
+        """Return a contiguous copy of a tensor. Without Linux, or where memory is refused, return the tensor itself."""
         if sys.platform != "linux" or tensor.device.type != "cpu" or tensor.numel() == 0:
             return tensor
         if self._block is None or self._next + tensor.nbytes > self._end:

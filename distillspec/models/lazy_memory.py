@@ -38,7 +38,9 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 @torch.inference_mode()
 def give_back(part: Tensor) -> None:
     """Zero a contiguous part of `lazy_zeros`. Its whole pages take no memory until they are written again."""
-    flat, begin, end = part.view(-1), part.data_ptr(), part.data_ptr() + part.nbytes
+    flat = part.view(-1)
+    begin = part.data_ptr()
+    end = part.data_ptr() + part.nbytes
     first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
     if first >= last or _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED) != 0:
         flat.zero_()

@@ -26,11 +26,13 @@ class NativeHeads:
         eight: see `NativeLayers`.
     """
 
-    scale = 1.0  # of attention, which there is none of
+    scale = 1.0  # of attention, which heads do not have
 
     def __init__(self, model: LanguageModel, *, eight: bool = False) -> None:
-        self.kind, self.pages = kind_of(model, eight=eight), LargePages()
-        self.most, self.eps = most_tokens(model.dtype), float(model.model.config.rms_norm_eps)
+        self.kind = kind_of(model, eight=eight)
+        self.pages = LargePages()
+        self.most = most_tokens(model.dtype)
+        self.eps = float(model.model.config.rms_norm_eps)
         heads: list[Head] = list(model.layers)  # type: ignore[arg-type]
         inner = heads[0].down_proj.in_features
         self._packed = [PackedLayer.of(_weights(head), _norms(head), self.kind, self.pages) for head in heads]

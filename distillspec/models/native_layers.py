@@ -29,9 +29,9 @@ from distillspec.models.state_input import DeferredNorm
 from distillspec.native.library import NotBuilt
 from distillspec.native.vector_kernel import WEIGHTS, Kind, numbers, vector_kernel
 
-# Of a pass where bfloat16 is multiplied in pairs, and in float32 with AVX2 alone: longer texts are read in parts. A
-# prompt's chunk of 512 fits beside decoding rows: a second call would read all weights again. Elsewhere torch takes
-# larger passes.
+# Tokens of a pass. The first number is for bfloat16 multiplied in pairs, and for float32 with AVX2 alone: longer texts
+# are read in parts. A prompt's chunk of 512 fits beside decoding rows: a second call would read all weights again.
+# Elsewhere torch takes larger passes.
 MOST_TOKENS, MOST_ELSEWHERE = 576, 48
 AVX2 = 8  # lanes
 MOST_NODES = 64  # of a tree: they are bits of a word
@@ -55,7 +55,7 @@ class NativeLayers:
         self._sizes = [config.hidden_size, config.intermediate_size, heads.query, heads.kv, heads.dim]
         self._like = torch.empty(1, heads.kv, 1, heads.dim, dtype=model.dtype)
         self.most = most_tokens(model.dtype)
-        # Of any length, in slices: so no text is read otherwise for its neighbours' sake.
+        # Texts of any length are read in slices, so that none is read differently because of those beside it.
         self.takes_all_chains = self.most == MOST_TOKENS
         self.eps, self.scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
         self.pages = LargePages()
@@ -138,16 +138,16 @@ class NativeLayers:
     def _turned(self, positions: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of all positions `[positions, dim]` float32."""
         if self._angles[0] != positions:
-            at = torch.arange(positions)[None]
-            cosines, sines = self.model.decoder.rotary_emb(torch.empty(1, dtype=torch.float32), at)  # type: ignore[operator]
+            position_ids = torch.arange(positions)[None]
+            cosines, sines = self.model.decoder.rotary_emb(torch.empty(1, dtype=torch.float32), position_ids)  # type: ignore[operator]
             self._angles = positions, cosines[0].contiguous(), sines[0].contiguous()
         return self._angles[1:]
 
     def _columns(self, cache: SlotCache) -> list[int]:
         """Return where each state begins among those that the cache keeps of a token, −1 for others."""
         columns = [-1] * (1 + len(self._layers))
-        for place, state in enumerate(cache.state_ids):
-            columns[state] = place * self._sizes[0]
+        for index, state in enumerate(cache.state_ids):
+            columns[state] = index * self._sizes[0]
         return columns
 
     def _kept(self, cache: SlotCache, like: Tensor) -> list[int]:
@@ -183,7 +183,7 @@ def _weights(layer: Any) -> tuple[Tensor, ...]:
     """Return the weights of a layer's four products."""
     attention, mlp = layer.self_attn, layer.mlp
     qkv = torch.cat([getattr(attention, name).weight for name in PROJECTIONS])
-    # Blocks of both take turns, so that a thread computes both of an output.
+    # Blocks of gate and up alternate, so that one thread computes both for an output.
     parts = [part.weight.unflatten(0, (-1, vector_kernel().lanes)) for part in (mlp.gate_proj, mlp.up_proj)]
     gate_up = torch.stack(parts, 1).flatten(0, 2)
     return tuple(weight.detach() for weight in (qkv, attention.o_proj.weight, gate_up, mlp.down_proj.weight))

@@ -33,7 +33,7 @@ class NativeRows(NamedTuple):
         """Return the rows of a view of a cache on the CPU."""
         rows, nodes, first = [], [], 0
         for group in view.groups:
-            group_rows, seen = _of_one(group) if group.view.places.shape[1] == 1 else _of_some(group)
+            group_rows, seen = _single_token_rows(group) if group.view.places.shape[1] == 1 else _padded_rows(group)
             group_rows[:, 0] += first
             first += group.count
             rows.append(group_rows)
@@ -122,7 +122,7 @@ def _of_tree(parents: tuple[int, ...], count: int) -> tuple[tuple[int, ...], tup
     return depths, tuple(map(signed_word, sets) if count >= WORD else sets)
 
 
-def _of_one(group: RowGroup) -> tuple[Ints, Ints]:
+def _single_token_rows(group: RowGroup) -> tuple[Ints, Ints]:
     """Rows of one token each."""
     places = group.view.places.numpy()[:, 0]
     rows = numpy.empty((len(places), 5), dtype=numpy.int64)
@@ -134,7 +134,7 @@ def _of_one(group: RowGroup) -> tuple[Ints, Ints]:
     return rows, numpy.ones(len(places), dtype=numpy.int64)
 
 
-def _of_some(group: RowGroup) -> tuple[Ints, Ints]:
+def _padded_rows(group: RowGroup) -> tuple[Ints, Ints]:
     """Rows of several tokens, the shorter ones padded."""
     numbers = row_numbers(group.view, None)
     width = group.view.places.shape[1]

@@ -44,20 +44,20 @@ def reading_record(draft: LanguageModel) -> dict[str, Any] | None:
 
 
 def _block_record(states: BlockInput) -> dict[str, Any]:
-    own = {"positions": states.positions, "markov": states.rank, "confidence": states.confidence is not None}
-    return {**own, "shared_mask": states.shared_mask, "bidirectional": states.bidirectional}
+    record = {"positions": states.positions, "markov": states.rank, "confidence": states.confidence is not None}
+    return {**record, "shared_mask": states.shared_mask, "bidirectional": states.bidirectional}
 
 
 def reads_targets_embeddings(draft: LanguageModel, target: LanguageModel) -> bool:
-    """Return True if the draft's input embeddings are the target's, bit for bit in its dtype, and no head of its own.
+    """Return True if the draft's input embeddings are the target's, bit for bit in its dtype, and not its head too.
 
     Embeddings that are the head too (tied weights) train, so that they are the draft's own.
     """
-    own, theirs = draft.model.get_input_embeddings(), target.model.get_input_embeddings()
-    tied = draft.model.get_output_embeddings().weight is own.weight
-    if tied or type(own) is not type(theirs) or own.weight.shape != theirs.weight.shape:
+    draft_table, target_table = draft.model.get_input_embeddings(), target.model.get_input_embeddings()
+    tied = draft.model.get_output_embeddings().weight is draft_table.weight
+    if tied or type(draft_table) is not type(target_table) or draft_table.weight.shape != target_table.weight.shape:
         return False
-    return bool(torch.equal(own.weight, theirs.weight.to(own.weight)))
+    return bool(torch.equal(draft_table.weight, target_table.weight.to(draft_table.weight)))
 
 
 def write_weights(draft: LanguageModel, folder: Path, embeddings: bool, dtype: torch.dtype | None = None) -> None:
@@ -65,8 +65,8 @@ def write_weights(draft: LanguageModel, folder: Path, embeddings: bool, dtype: t
     parameters = {name: _rounded(value, dtype) for name, value in own_parameters(draft, embeddings).items()}
     named = {name for name, _ in draft.model.named_parameters(remove_duplicate=False)}
     buffers = {name: value for name, value in draft.model.state_dict().items() if name not in named}
-    own = {name: value.detach().cpu().contiguous() for name, value in (parameters | buffers).items()}
-    save_file(own, folder / WEIGHTS, metadata={"format": "pt"})
+    tensors = {name: value.detach().cpu().contiguous() for name, value in (parameters | buffers).items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     draft.model.config.save_pretrained(folder)
     if draft.model.generation_config is not None:
         draft.model.generation_config.save_pretrained(folder)
@@ -83,21 +83,21 @@ def own_parameters(draft: LanguageModel, embeddings: bool) -> dict[str, Tensor]:
 
 
 def read_weights(
-    folder: Path, reading: dict[str, Any] | None, own: bool, target: LanguageModel | None, dtype: torch.dtype
+    folder: Path, reading: dict[str, Any] | None, has_embeddings: bool, target: LanguageModel | None, dtype: torch.dtype
 ) -> PreTrainedModel:
     """Return the model that `write_weights` wrote.
 
-    A draft that reads states shares the target's embeddings, others get a copy. One that began as another model has its
-    own, of its own width.
+    A draft that reads states shares the target's embeddings, and other drafts get a copy. A draft that began as another
+    model has embeddings of its own, and of its own width.
 
     Args:
         reading: the record of `reading_record`.
-        own: the embeddings are in the folder.
+        has_embeddings: the folder has the input embeddings.
 
     Raises:
         ConfigError: the target is not given, or a weight is missing.
     """
-    if target is None and not (own and reading is None):
+    if target is None and not (has_embeddings and reading is None):
         raise ConfigError(f"{folder} reads its target's embeddings; load it together with its target")
     state = load_file(folder / WEIGHTS)
     with torch.random.fork_rng(devices=[]):  # weights are random until they are loaded
@@ -107,14 +107,14 @@ def read_weights(
             if reading.get("scaled"):
                 model.state_input.scale = state["state_input.scale"]
         _fit_head(model, state)
-    if target is not None and (not own or (reading is not None and reading["way"] != ADDED)):
+    if target is not None and (not has_embeddings or (reading is not None and reading["way"] != ADDED)):
         share_embeddings(model, target, dtype)
-        if own or reading is None:
+        if has_embeddings or reading is None:
             own_embeddings(model)
     # Parameters alone: rotary frequencies are buffers, and stay in float32.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-    _load(model, state, folder, own)
+    _load(model, state, folder, has_embeddings)
     if (folder / STOPS).is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
@@ -122,13 +122,13 @@ def read_weights(
 
 def share_embeddings(model: PreTrainedModel, target: LanguageModel, dtype: torch.dtype) -> None:
     """Let a model read the target's input embeddings, without a copy if both have the same dtype."""
-    theirs = target.model.get_input_embeddings()
-    own = copy.copy(theirs)
-    for name, value in vars(theirs).items():
+    target_embeddings = target.model.get_input_embeddings()
+    shared = copy.copy(target_embeddings)
+    for name, value in vars(target_embeddings).items():
         if isinstance(value, dict):  # parameters, and hooks: those of one (DeepSpeed's) are not the other's
-            setattr(own, name, copy.copy(value))
-    own._parameters["weight"] = nn.Parameter(theirs.weight.detach().to(dtype), False)
-    model.set_input_embeddings(own)
+            setattr(shared, name, copy.copy(value))
+    shared._parameters["weight"] = nn.Parameter(target_embeddings.weight.detach().to(dtype), False)
+    model.set_input_embeddings(shared)
 
 
 def own_embeddings(model: PreTrainedModel) -> None:
@@ -186,14 +186,14 @@ def _fit_head(model: PreTrainedModel, state: dict[str, Tensor]) -> None:
         model.set_output_embeddings(new)
 
 
-def _load(model: PreTrainedModel, state: dict[str, Tensor], folder: Path, own: bool) -> None:
+def _load(model: PreTrainedModel, state: dict[str, Tensor], folder: Path, has_embeddings: bool) -> None:
     """Load the stored weights. Those that are the same object under another name (tied) are stored once."""
     named = dict(model.named_parameters(remove_duplicate=False))
     if other := [name for name in state if name in named and named[name].shape != state[name].shape]:
         raise ConfigError(f"in the draft {folder} {other[0]} has another shape than config.json says")
     missing, unknown = model.load_state_dict(state, strict=False)
     known = {id(named[name]) for name in state if name in named}
-    if not own:
+    if not has_embeddings:
         known.add(id(model.get_input_embeddings().weight))
     missing = [name for name in missing if name not in named or id(named[name]) not in known]
     if missing or unknown:

@@ -34,12 +34,12 @@ class PackedLayer(NamedTuple):
             scales.append(1.0 / scale)
             scaled = weight if weight is None or scale == 1.0 else weight * scale
             packed.append(None if scaled is None else pages.keep(kernel.packed(scaled, kind.weights)))
-        wide = tuple(None if own is None else own.weight.detach().float().contiguous() for own in norms)  # type: ignore[operator]
+        wide = tuple(None if norm is None else norm.weight.detach().float().contiguous() for norm in norms)  # type: ignore[operator]
         return PackedLayer(tuple(packed), wide, torch.tensor(scales))
 
     @property
     def pointers(self) -> list[int]:
-        return [0 if held is None else held.data_ptr() for held in (*self.weights, *self.norms, self.scales)]
+        return [0 if tensor is None else tensor.data_ptr() for tensor in (*self.weights, *self.norms, self.scales)]
 
 
 def kind_of(model: LanguageModel, *, eight: bool) -> Kind:

@@ -47,12 +47,12 @@ class PackedLinears:
     Args:
         exact: products must be right to the dtype's rounding. Drafts may have their weights rounded: what they propose
             is judged by the probabilities that they proposed it with.
-        tokens: a pass has about so many, one of these. None: few or many.
+        tokens: typical numbers of tokens of a pass. None: few or many.
     """
 
     def __init__(self, model: LanguageModel, *, exact: bool = True, tokens: Sequence[int] | None = None) -> None:
-        own = () if model.state_input is None else model.state_input.modules()
-        groups = [*layers_by_input(model.decoder), *([part] for part in own if isinstance(part, nn.Linear))]
+        input_modules = () if model.state_input is None else model.state_input.modules()
+        groups = [*layers_by_input(model.decoder), *([part] for part in input_modules if isinstance(part, nn.Linear))]
         self._groups: list[Sequence[nn.Linear]] = [layers for layers in groups if _size(layers) >= SMALLEST]
         parts = _parts(self._groups, model.head.weight.detach())
         self.packing = _choose(parts, model, exact, tokens) if parts else None
@@ -78,11 +78,11 @@ class PackedLinears:
         """Let the model's linear layers use the packed weights."""
         for layers in self._groups:
             packed, joint = self._packed.get(layers[0].weight.data_ptr()), self._joint.get(layers[0])
-            for place, layer in enumerate(layers):
+            for index, layer in enumerate(layers):
                 # Not as buffers: they belong to no checkpoint.
                 if joint is not None:
                     layer.__class__ = JointLinear
-                    layer.__dict__.update(joint=joint, place=place)
+                    layer.__dict__.update(joint=joint, index=index)
                 elif packed is not None:
                     layer.__class__ = PackedLinear
                     layer.__dict__["packed"] = packed
@@ -92,7 +92,7 @@ class PackedLinears:
         for layer in (layer for layers in self._groups for layer in layers):
             if isinstance(layer, PackedLinear | JointLinear):
                 layer.__class__ = nn.Linear  # type: ignore[assignment]
-                for name in ("packed", "joint", "place"):
+                for name in ("packed", "joint", "index"):
                     layer.__dict__.pop(name, None)
         self._packed.clear()
         self._joint.clear()

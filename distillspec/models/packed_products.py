@@ -154,11 +154,11 @@ class VectorProduct(SixteenBits):
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         read = (x if self._scale == 1.0 else x / self._scale).contiguous()
-        held = read.new_empty(*x.shape[:-1], self._rows)
+        padded = read.new_empty(*x.shape[:-1], self._rows)
         tokens = read.numel() // max(1, read.shape[-1])
         packed = self._packed.data_ptr(), self._rows, read.shape[-1]
-        self._multiply(*packed, read.data_ptr(), tokens, held.data_ptr(), torch.get_num_threads())
-        out = held if self._rows == self._out else held[..., : self._out].contiguous()
+        self._multiply(*packed, read.data_ptr(), tokens, padded.data_ptr(), torch.get_num_threads())
+        out = padded if self._rows == self._out else padded[..., : self._out].contiguous()
         return out if bias is None else out + bias
 
     @staticmethod

@@ -64,7 +64,7 @@ def packings(dtype: torch.dtype, weights: Iterable[Tensor], tokens: Sequence[int
     """Return the packings that are faster than plain products on this machine, the best first.
 
     Args:
-        tokens: a pass has about so many, one of these. None: few or many, and each may have its own kind.
+        tokens: typical numbers of tokens of a pass. None: few and many, which may each have a kind of their own.
     """
     weights = product_trial.sample(weights)
     if tokens is not None:

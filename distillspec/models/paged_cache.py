@@ -21,9 +21,9 @@ from distillspec.models.slot_cache import SlotCache, SlotView
 class PagedCache(SlotCache):
     """A slot cache in `pages`, which several caches of the same slots share, with their block `table`.
 
-    Caches on other devices or streams have tables of their own, and in `own_changes` what these are behind by.
+    Caches on other devices or streams have tables of their own. `own_changes` holds the changes that such a one lacks.
 
-    What no slot's text takes is never read, so NaN may stay there. Tokens without a page go to page 0.
+    Memory that no slot's text takes is never read, so NaN may stay there. Tokens without a page go to page 0.
     """
 
     pages: Pages = field(kw_only=True)
@@ -37,11 +37,11 @@ class PagedCache(SlotCache):
         return cls(like.slots, like.max_len, like.attend, pages=pages, table=table)
 
     def another(self, device: torch.device | None = None) -> PagedCache:
-        own = self.slots, self.max_len, self.attend
+        settings = self.slots, self.max_len, self.attend
         if device is None:
-            return PagedCache(*own, pages=self.pages, table=self.table)
+            return PagedCache(*settings, pages=self.pages, table=self.table)
         table = torch.zeros_like(self.table, device=device)
-        return PagedCache(*own, pages=self.pages, table=table, own_changes=self.pages.follow())
+        return PagedCache(*settings, pages=self.pages, table=table, own_changes=self.pages.follow())
 
     def release(self) -> None:
         super().release()
@@ -69,8 +69,8 @@ class PagedCache(SlotCache):
         ends = torch.where(view.places < self.max_len, view.places + 1, 0).amax(1)
         reach = view.reach + view.places.shape[1]
         keys, values = (self._rows(cached, view.slots, ends, reach) for cached in (keys, values))
-        own = torch.arange(len(view.slots), device=view.slots.device)
-        return keys, values, replace(view, cache=SlotCache(len(own), self.max_len), slots=own, first=0)
+        row_slots = torch.arange(len(view.slots), device=view.slots.device)
+        return keys, values, replace(view, cache=SlotCache(len(row_slots), self.max_len), slots=row_slots, first=0)
 
     def _rows(self, cached: Tensor, slots: Tensor, ends: Tensor, reach: int) -> Tensor:
         """Copy the first `reach` places, or some more, of `slots [B]` out of the pages: `[B, heads, places, …]`.
@@ -94,18 +94,18 @@ class PagedCache(SlotCache):
     def copy_text(self, source: int, destination: int, length: int) -> None:
         tables, size = self.pages.tables, self.pages.size
         pairs = zip(tables[source], tables[destination], strict=False)
-        for column, (page, own) in enumerate(pairs):
-            if page != own and column * size < length:
-                self.copy(page, own, min(size, length - column * size))
+        for column, (source_page, own_page) in enumerate(pairs):
+            if source_page != own_page and column * size < length:
+                self.copy(source_page, own_page, min(size, length - column * size))
 
     def gather(self, moves: Tensor) -> None:
         slots, *places = moves
-        source, destination = (self.located(slots, at) for at in places)
+        source, destination = (self.located(slots, place) for place in places)
         for cached in self.tensors():
             cached[destination[0], :, destination[1]] = cached[source[0], :, source[1]]
 
     def drop(self, slot: int, start: int = 0) -> None:
-        """Do nothing: who decides about pages gave them back already."""
+        """Do nothing: `Pages` has given them back already."""
 
     def clear(self, slot: int, start: int = 0) -> None:
         """Do nothing: the text that is forgotten is never read."""

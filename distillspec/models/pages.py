@@ -41,13 +41,13 @@ class Pages:
 
     def follow(self) -> dict[int, int]:
         """Return the changes of one more table, which is empty yet. They grow as `changes` do, until it leaves."""
-        held = [(slot, column, page) for slot, table in enumerate(self.tables) for column, page in enumerate(table)]
-        self._followers.append({slot * self.columns + column: page for slot, column, page in held})
+        entries = [(slot, column, page) for slot, table in enumerate(self.tables) for column, page in enumerate(table)]
+        self._followers.append({slot * self.columns + column: page for slot, column, page in entries})
         return self._followers[-1]
 
     def leave(self, changes: dict[int, int]) -> None:
         """Forget a table that is no longer used. More calls do nothing."""
-        self._followers = [own for own in self._followers if own is not changes]
+        self._followers = [follower for follower in self._followers if follower is not changes]
 
     @property
     def free(self) -> int:
@@ -81,7 +81,7 @@ class Pages:
             table.append(page)
 
     def share(self, slot: int, source: int, length: int, readable: int) -> list[int]:
-        """Hold the pages of the first `length` tokens of `source` in place of the slot's own, those that are whole.
+        """Hold the whole pages of the first `length` tokens of `source`, in place of the slot's own pages.
 
         Args:
             length: tokens of the prefix.
@@ -91,8 +91,8 @@ class Pages:
             The source's pages with the rest of the prefix, to be copied (`copies`) when the slot has been resized.
         """
         first = min(length, readable) // self.size
-        old, held = list(self.tables[source]), self.needed(length)
-        rest = old[first:held]
+        old, end = list(self.tables[source]), self.needed(length)
+        rest = old[first:end]
         kept = old[:first] + ([page for page in rest if self._users[page] == 1] if slot == source else [])
         for page in kept:
             self._join(page)
@@ -103,11 +103,11 @@ class Pages:
         return rest
 
     def surely_whole(self, length: int) -> int:
-        """Return how many tokens of a prefix of `length` are at least shared: its source may write its newest token."""
+        """Return how many tokens of a prefix of `length` are surely shared: the source may write its newest token."""
         return max(0, length - 1) // self.size * self.size
 
     def held_before(self, slots: Sequence[int]) -> list[int]:
-        """Return how many pages of each slot one before it in `slots` holds too.
+        """Return for each slot how many of its pages an earlier one of `slots` holds too.
 
         Slots share what they begin with, so that a page with one user ends the search.
         """
@@ -124,9 +124,9 @@ class Pages:
         first = self.needed(length) - len(rest)
         new = self.tables[slot][first : first + len(rest)]
         return [
-            PageCopy(page, own, min(self.size, length - (first + place) * self.size))
-            for place, (page, own) in enumerate(zip(rest, new, strict=True))
-            if page != own
+            PageCopy(page, own_page, min(self.size, length - (first + index) * self.size))
+            for index, (page, own_page) in enumerate(zip(rest, new, strict=True))
+            if page != own_page
         ]
 
     def places(self, texts: Mapping[int, int]) -> dict[int, int]:
@@ -139,10 +139,10 @@ class Pages:
 
     def check_integrity(self) -> None:
         """Raise AssertionError where pages, their users and the free ones disagree."""
-        held = [page for table in self.tables for page in table]
-        assert all(held.count(page) == self._users[page] for page in range(1, 1 + self.count)), "users are miscounted"
+        listed = [page for table in self.tables for page in table]
+        assert all(listed.count(page) == self._users[page] for page in range(1, 1 + self.count)), "users are miscounted"
         assert self.shared == sum(users > 1 for users in self._users), "shared pages are miscounted"
-        assert 0 not in held, "a slot holds the spare page"
+        assert 0 not in listed, "a slot holds the spare page"
         free = [page for page in range(1, 1 + self.count) if not self._users[page]]
         assert sorted(self._free) == free, "a free page is held, or a page is lost"
         assert all(len(table) == len(set(table)) <= self.columns for table in self.tables), "a slot holds a page twice"

@@ -26,14 +26,14 @@ trials: dict[tuple[torch.dtype, int, int], Mapping[type[PackedProduct], float]] 
 
 def sample(weights: Iterable[Tensor]) -> list[Tensor]:
     """Return the first weights to try on, `TRIED_BYTES` together but at least one."""
-    found: list[Tensor] = []
+    sampled: list[Tensor] = []
     size = 0
     for weight in weights:
         size += weight.numel() * weight.element_size()
-        if found and size > TRIED_BYTES:
+        if sampled and size > TRIED_BYTES:
             break
-        found.append(weight.detach())
-    return found
+        sampled.append(weight.detach())
+    return sampled
 
 
 def ranked(dtype: torch.dtype, weights: Sequence[Tensor], tokens: Sequence[int]) -> tuple[type[PackedProduct], ...]:
@@ -49,15 +49,15 @@ def ranked(dtype: torch.dtype, weights: Sequence[Tensor], tokens: Sequence[int])
 def _threads(dtype: torch.dtype, count: int) -> int:
     """Return the threads to try with: those of an earlier trial, if they were more.
 
-    A draft that is swapped in is loaded by one thread beside steps, which then use it with all.
+    A draft that is swapped in is loaded by one thread beside steps, which later use it with all threads.
     """
-    earlier = [threads for held, tokens, threads in trials if held == dtype and tokens == count]
+    earlier = [threads for tried_dtype, tokens, threads in trials if tried_dtype == dtype and tokens == count]
     return max([torch.get_num_threads(), *earlier])
 
 
 def _try(weights: Sequence[Tensor], tokens: Sequence[int]) -> dict[int, dict[type[PackedProduct], float]]:
     """Return each kind's time over the plain product's by number of tokens, and log it."""
-    found: dict[int, dict[type[PackedProduct], float]] = {count: {} for count in tokens}
+    ratios_at: dict[int, dict[type[PackedProduct], float]] = {count: {} for count in tokens}
     for kind in KINDS:
         try:
             packed = [kind(weight) for weight in weights]
@@ -69,10 +69,10 @@ def _try(weights: Sequence[Tensor], tokens: Sequence[int]) -> dict[int, dict[typ
             log.info("weights are not packed by %s: %s", kind.name, in_one_line(error))
             continue
         for count, ratio in zip(tokens, ratios, strict=True):
-            found[count][kind] = ratio
+            ratios_at[count][kind] = ratio
         shown = ", ".join(f"{ratio:.2f} at {count}" for count, ratio in zip(tokens, ratios, strict=True))
         log.info("products by %s over the plain ones' time here, by tokens: %s", kind.name, shown)
-    return found
+    return ratios_at
 
 
 def keeps_rows_apart(product: PackedProduct, weight: Tensor) -> bool:

@@ -111,12 +111,12 @@ def _layer_settings(config: PretrainedConfig, keep: Sequence[int]) -> dict[str, 
 
 
 def _renumbered(state: dict[str, torch.Tensor], keep: list[int]) -> dict[str, torch.Tensor]:
-    place = {layer: i for i, layer in enumerate(keep)}
+    new_index = {layer: i for i, layer in enumerate(keep)}
     chosen = {}
     for key, value in state.items():
         match = _LAYER_KEY.match(key)
         if match is None:
             chosen[key] = value.float()
-        elif int(match[2]) in place:
-            chosen[f"{match[1]}{place[int(match[2])]}{match[3]}"] = value.float()
+        elif int(match[2]) in new_index:
+            chosen[f"{match[1]}{new_index[int(match[2])]}{match[3]}"] = value.float()
     return chosen

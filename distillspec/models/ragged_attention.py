@@ -114,7 +114,7 @@ def join(
     """Weigh the parts of `attend_parts` by their sums. Return `[tokens, heads, d]`, 0 of queries that saw no key.
 
     Args:
-        back: `[tokens]` int64, the place of each token in the rectangle `[B, q]`. None: all of it, in order.
+        back: `[tokens]` int64, the cell of each token in the rectangle `[B, q]`. None: all of it, in order.
     """
     from distillspec.models.ragged_kernel import join_parts
 

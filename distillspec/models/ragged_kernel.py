@@ -13,22 +13,22 @@ import triton.language as tl
 @triton.jit
 def places_in_memory(
     n,  # [COLUMNS] places of one slot
-    held,  # [COLUMNS] which of them there are
+    exists,  # [COLUMNS] which of them there are
     slot,
     table,
     columns,
-    held_slot,
-    held_place,
+    slot_stride,  # of keys and values
+    place_stride,
     PAGE: tl.constexpr,
 ):
-    """Return where the keys of `n` lie in one head, and which of them are held: a page may be missing."""
+    """Return where the keys of `n` lie in one head, and which of them exist: a page may be missing."""
     if PAGE > 0:
-        page = tl.load(table + slot * columns + n // PAGE, mask=held, other=0)
-        held = held & (page > 0)
-        at = page.to(tl.int64) * held_slot + n % PAGE * held_place
+        page = tl.load(table + slot * columns + n // PAGE, mask=exists, other=0)
+        exists = exists & (page > 0)
+        at = page.to(tl.int64) * slot_stride + n % PAGE * place_stride
     else:
-        at = slot * held_slot + n * held_place
-    return at, held
+        at = slot * slot_stride + n * place_stride
+    return at, exists
 
 
 @triton.jit
@@ -68,12 +68,12 @@ def attend_part(
     groups,
     width,  # q
     scale,
-    query_row,
+    query_row,  # strides of queries
     query_head,
     query_token,
-    held_slot,
-    held_head,
-    held_place,
+    slot_stride,  # of keys and values
+    head_stride,
+    place_stride,
     DIM: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query attends to, itself among them (0: all)
     SOFTCAP: tl.constexpr,  # 0: none
@@ -109,14 +109,14 @@ def attend_part(
     mean = tl.zeros([ROWS, DIMS], tl.float32)
     for first in range(begin, end, COLUMNS):
         n = first + tl.arange(0, COLUMNS)
-        row_at, held = places_in_memory(n, n < end, slot, table, columns, held_slot, held_place, PAGE)
-        at = (row_at + head * held_head)[:, None] + d[None, :]
-        there = held[:, None] & (d < DIM)[None, :]
+        row_at, exists = places_in_memory(n, n < end, slot, table, columns, slot_stride, place_stride, PAGE)
+        at = (row_at + head * head_stride)[:, None] + d[None, :]
+        there = exists[:, None] & (d < DIM)[None, :]
         k = tl.load(keys + at, mask=there, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if SOFTCAP > 0:
             scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)  # tanh
-        seen = (n[None, :] <= place[:, None]) & held[None, :]
+        seen = (n[None, :] <= place[:, None]) & exists[None, :]
         key_position = n
         if WORDS > 0:
             related, key_position = seen_in_tree(n, root, width, bits_at, positions + row * width, real)
@@ -146,7 +146,7 @@ def attend_part(
 def join_parts(
     partial,  # [B, kv_heads, parts, ROWS, DIM] float32, as `attend_part` writes them
     weight,  # [B, kv_heads, parts, ROWS] float32
-    back,  # [tokens] int64, the place of each token in [B, q], read if INDEXED. Else tokens are these places in order
+    back,  # [tokens] int64, the cell of each token in [B, q], read if INDEXED. Else tokens fill the cells in order
     out,  # [tokens, heads, DIM]
     parts,
     groups,
@@ -176,8 +176,8 @@ def join_parts(
         part = begin + tl.arange(0, STEP)
         share = tl.exp(tl.load(weight + first + part * ROWS, mask=part < parts, other=float("-inf")) - top)
         there = (part < parts)[:, None] & (d < DIM)[None, :]
-        own = tl.load(partial + (first + part * ROWS)[:, None] * DIM + d[None, :], mask=there, other=0.0)
-        mean += tl.sum(share[:, None] * own, 0)
+        part_mean = tl.load(partial + (first + part * ROWS)[:, None] * DIM + d[None, :], mask=there, other=0.0)
+        mean += tl.sum(share[:, None] * part_mean, 0)
     mean = mean / tl.where(total == 0.0, 1.0, total)
     to = out + (token * tl.num_programs(1) + head) * DIM + d
     tl.store(to, mean.to(out.dtype.element_ty), mask=d < DIM)

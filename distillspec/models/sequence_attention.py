@@ -20,11 +20,11 @@ from transformers import AttentionInterface, PreTrainedModel
 IMPLEMENTATION = "distillspec_packed"
 REPLACED = "sdpa"  # the attention whose results these are
 
-Counts = list[list[int]]  # by row: the tokens of each of its sequences, in order, and last those of none
+Counts = list[list[int]]  # by row: numbers of tokens, of each of its sequences in order, and last of no sequence
 
 
 def counts_of(sequence: Tensor, there: Tensor | None = None, most: int | None = None) -> Counts:
-    """Return the tokens of each sequence.
+    """Return the number of tokens of each sequence.
 
     Args:
         sequence: `[B, n]` int64, the number of the sequence that each token belongs to, from 1 on, ascending in a row.
@@ -106,18 +106,28 @@ def _row(
     keys, values = _by_sequence(key, sizes, 2), _by_sequence(value, sizes, 2)
     masks: Sequence[Tensor | None] = [None] * len(queries)
     if mask is not None:
-        masks = [own.split(list(sizes[-1]))[place] for place, own in enumerate(_by_sequence(mask, sizes, 1))]
-    found = [
-        _attend(*one, scaling, window) for one in zip(queries, keys, values, masks, strict=True) if one[0].shape[2]
+        masks = [
+            sequence_mask.split(list(sizes[-1]))[index]
+            for index, sequence_mask in enumerate(_by_sequence(mask, sizes, 1))
+        ]
+    outputs = [
+        _attend(*inputs, scaling, window)
+        for inputs in zip(queries, keys, values, masks, strict=True)
+        if inputs[0].shape[2]
     ]
-    return torch.cat([*found, torch.zeros_like(spare, dtype=found[0].dtype)], 2) if found else torch.zeros_like(spare)
+    if not outputs:
+        return torch.zeros_like(spare)
+    return torch.cat([*outputs, torch.zeros_like(spare, dtype=outputs[0].dtype)], 2)
 
 
 def _by_sequence(values: Tensor, sizes: Sequence[Sequence[int]], dim: int) -> list[Tensor]:
     """Return the values of each sequence, from all passes, along `dim`."""
     passes = values.split([sum(counts) for counts in sizes], dim)
-    parts = [one.split(list(counts), dim)[:-1] for one, counts in zip(passes, sizes, strict=True)]
-    return [torch.cat(own, dim) if len(own) > 1 else own[0] for own in zip(*parts, strict=True)]
+    parts = [pass_values.split(list(counts), dim)[:-1] for pass_values, counts in zip(passes, sizes, strict=True)]
+    return [
+        torch.cat(sequence_parts, dim) if len(sequence_parts) > 1 else sequence_parts[0]
+        for sequence_parts in zip(*parts, strict=True)
+    ]
 
 
 def _attend(
@@ -126,8 +136,8 @@ def _attend(
     """Return the attention `[1, heads, q, d]` of one sequence, causal without a mask, at least float32."""
     count = query.shape[2]
     if mask is None and window is not None and window < count:
-        places = torch.arange(count)
-        apart = places[:, None] - places
+        indices = torch.arange(count)
+        apart = indices[:, None] - indices
         mask = (apart >= 0) & (apart < window)
     precise = torch.promote_types(query.dtype, torch.float32)
     if mask is not None and mask.dtype != torch.bool:

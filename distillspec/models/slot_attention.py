@@ -1,6 +1,6 @@
 """Attention over a slot cache, hooked into any decoder-only transformers model in place of its own.
 
-Compiled code sees one operator. The view of a pass may be no constant of it, so `passing_view` hands it over.
+Compiled code sees one operator. A pass's view must not become a constant of that code, so `passing_view` hands it over.
 """
 
 from __future__ import annotations

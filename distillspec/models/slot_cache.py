@@ -158,13 +158,13 @@ class SlotCache:
 
     def zeros(self, like: Tensor, heads: int, dim: int) -> Tensor:
         """Return zeros `[slots, heads, places, dim]`, typed as `like`. Lazy ones have whole pages for each head."""
-        places = self.max_len + 1
+        slot_len = self.max_len + 1
         if not commits_lazily(like.device):
-            return like.new_zeros(self.slots, heads, places, dim)
+            return like.new_zeros(self.slots, heads, slot_len, dim)
         self._lazy = True
         place_kernel()  # built now: in a step, answers would wait for it
         page = tokens_a_page(dim * like.itemsize)
-        return lazy_zeros((self.slots, heads, -(-places // page) * page, dim), like.dtype)
+        return lazy_zeros((self.slots, heads, -(-slot_len // page) * page, dim), like.dtype)
 
     def copy(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` places of one row of the tensors, a slot or a page, over another's."""
@@ -284,17 +284,17 @@ class SlotView:
         return self._kept[key]
 
     def _visible(self, window: int | None) -> Tensor:
-        place = torch.arange(self.reach, device=self.places.device)
+        key_place = torch.arange(self.reach, device=self.places.device)
         if self.ancestors is None:
-            seen = place <= self.places[..., None]
-            return seen if window is None else seen & (place > self.positions[..., None] - window)
+            seen = key_place <= self.places[..., None]
+            return seen if window is None else seen & (key_place > self.positions[..., None] - window)
         assert self.base is not None
-        node = place - self.base[:, None]  # [B, reach]: the tree's node at each place
+        node = key_place - self.base[:, None]  # [B, reach]: the tree's node at each place
         inside = (node >= 0) & (node < self.places.shape[1])
         safe = node.clamp(0, self.places.shape[1] - 1)
         index = safe[:, None].expand(-1, self.places.shape[1], -1)
         seen = torch.where(inside[:, None], ancestor_mask(self.ancestors).gather(2, index), (node < 0)[:, None])
         if window is None:
             return seen
-        position = torch.where(inside, self.positions.gather(1, safe), place)
+        position = torch.where(inside, self.positions.gather(1, safe), key_place)
         return seen & (position[:, None] > self.positions[..., None] - window)

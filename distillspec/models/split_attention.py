@@ -58,7 +58,7 @@ def piece_length(lengths: Sequence[int], copied: int) -> int:
 
 def pieces_cost(lengths: Sequence[int], length: int, copied: int) -> int:
     """Return the keys that pieces of a length read, padding and copied queries included."""
-    return sum(-(-own // length) for own in lengths) * (length + copied)
+    return sum(-(-row_len // length) for row_len in lengths) * (length + copied)
 
 
 def _pieces(view: SlotView, copied: int) -> tuple[Tensor, Tensor]:
@@ -73,8 +73,8 @@ def _pieces(view: SlotView, copied: int) -> tuple[Tensor, Tensor]:
         places = starts[:, None] + torch.arange(length, device=view.places.device)
         return torch.cat([rows[:, None], places], 1)
 
-    found = view.kept(("pieces", copied), make)
-    return found[:, 0], found[:, 1:].clamp(max=view.reach - 1)
+    pieces = view.kept(("pieces", copied), make)
+    return pieces[:, 0], pieces[:, 1:].clamp(max=view.reach - 1)
 
 
 def _mask_of(

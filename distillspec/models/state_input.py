@@ -150,8 +150,8 @@ def defer_norm(decoder: nn.Module) -> None:
 
 def deferred_norm(decoder: nn.Module) -> nn.Module:
     """Return the final norm that `defer_norm` set aside."""
-    found: nn.Module = next(child.norm for child in decoder.children() if isinstance(child, DeferredNorm))
-    return found
+    norm: nn.Module = next(child.norm for child in decoder.children() if isinstance(child, DeferredNorm))
+    return norm
 
 
 def deferred_scale(decoder: nn.Module) -> Tensor:

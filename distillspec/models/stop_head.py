@@ -59,8 +59,8 @@ class StopHead(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logit of the acceptance of each row of `inputs [n, F]`, `[n]` float32."""
-        found: Tensor = self.layers(self.norm(inputs))[:, 0]
-        return found
+        logits: Tensor = self.layers(self.norm(inputs))[:, 0]
+        return logits
 
     @torch.no_grad()
     def acceptance(self, states: Tensor, logits: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class StopHead(nn.Module):
 
 @dataclass(frozen=True)
 class StopExamples:
-    """Places where a draft chose a token.
+    """Positions at which a draft chose a token.
 
     inputs: `[n, F]` float32, what the head reads.
     best: `[n]` float32, the draft's best probability there.

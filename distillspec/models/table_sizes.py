@@ -1,4 +1,4 @@
-"""Drafts whose tables have other numbers of ids than their target's. Models of one family pad them unlike."""
+"""Drafts whose embeddings have another number of ids than the target's: models of one family pad them differently."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_ids(draft: LanguageModel, target: LanguageModel) -> LanguageModel:
 
 
 def require_same_ids(draft: LanguageModel, target: LanguageModel) -> None:
-    """Raise ConfigError for a draft that does not have the target's ids. Loaded together with it, a draft has them."""
+    """Raise ConfigError for a draft without the target's ids. One that is loaded together with its target has them."""
     ids, read = target.identity.vocab_size, draft.model.get_input_embeddings().weight.shape[0]
     proposed = draft.head.weight.shape[0] if draft.kept_ids is None else 1 + int(draft.kept_ids.max())
     whole = draft.kept_ids is not None or proposed == ids

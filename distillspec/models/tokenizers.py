@@ -44,9 +44,10 @@ def require_same_tokenizer(
 
 def first_difference(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> str:
     """Describe the first difference between two vocabularies."""
-    theirs = {index: token for token, index in draft.get_vocab().items()}
-    ours = {index: token for token, index in target.get_vocab().items()}
-    for index in range(max(len(theirs), len(ours))):
-        if theirs.get(index) != ours.get(index):
-            return f"id {index} is {theirs.get(index)!r} in the draft and {ours.get(index)!r} in the target"
-    return f"the draft has {len(theirs)} tokens and the target {len(ours)}"
+    draft_tokens = {index: token for token, index in draft.get_vocab().items()}
+    target_tokens = {index: token for token, index in target.get_vocab().items()}
+    for index in range(max(len(draft_tokens), len(target_tokens))):
+        draft_token, target_token = draft_tokens.get(index), target_tokens.get(index)
+        if draft_token != target_token:
+            return f"id {index} is {draft_token!r} in the draft and {target_token!r} in the target"
+    return f"the draft has {len(draft_tokens)} tokens and the target {len(target_tokens)}"

@@ -60,7 +60,7 @@ def unrolled(
 
 
 def _is_sharded(layer: nn.Module) -> bool:
-    """Return True for a layer of FSDP's. Its weights are whole in backward where its output has a gradient alone."""
+    """Return True for a layer of FSDP's. In backward its weights are whole only if its output has a gradient."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return False
     from torch.distributed.fsdp import FSDPModule  # takes long to import
@@ -84,9 +84,9 @@ def _needed(position_ids: Tensor, wanted: Sequence[Tensor]) -> list[Tensor]:
 class _Tokens:
     """Tokens `[B, n]` of the grid `[B, L]` that a step reads. Shorter rows have padding, which nobody sees."""
 
-    column: Tensor  # [B, n] int64, their place in the row
+    column: Tensor  # [B, n] int64, where they are in the row
     there: Tensor  # [B, n] bool, False for padding
-    place: Tensor  # [B, L] int64, where each token of the row is among them
+    index: Tensor  # [B, L] int64, where each token of the row is among them
 
     @classmethod
     def all(cls, input_ids: Tensor) -> _Tokens:
@@ -98,9 +98,9 @@ class _Tokens:
         """Return the tokens where `needed [B, L]` is True, at least one a row: parallel wrappers count passes."""
         count = max(int(needed.sum(-1).max()), 1)
         order = needed.byte().argsort(dim=-1, descending=True, stable=True)
-        place = order.argsort(dim=-1)
+        index = order.argsort(dim=-1)
         column = order[:, :count]
-        return cls(column, needed.gather(1, column), place.clamp(max=count - 1))
+        return cls(column, needed.gather(1, column), index.clamp(max=count - 1))
 
     def pick(self, grid: Tensor) -> Tensor:
         """Return `grid [B, L]` at these tokens, `[B, n]`."""
@@ -108,9 +108,9 @@ class _Tokens:
 
     def at(self, values: Tensor, tokens: Tensor) -> Tensor:
         """Return `values [B, n, D]` at `tokens [m]` of the flattened grid: `[m, D]`."""
-        width = self.place.shape[1]
+        width = self.index.shape[1]
         rows = tokens // width
-        return values.flatten(0, 1).index_select(0, rows * values.shape[1] + self.place.flatten()[tokens])
+        return values.flatten(0, 1).index_select(0, rows * values.shape[1] + self.index.flatten()[tokens])
 
     def states(self, grid: Tensor) -> Tensor:
         """Return states of the grid `[B, L, D]` at these tokens, `[B, n, D]`."""
@@ -118,11 +118,11 @@ class _Tokens:
 
     def states_before(self, states: Tensor, following: _Tokens) -> Tensor:
         """Return the `states [B, n, D]` of the token before each of `following`, `[B, m, D]`."""
-        before = self.place.gather(1, (following.column - 1).clamp(min=0))
+        before = self.index.gather(1, (following.column - 1).clamp(min=0))
         return states.gather(1, before.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
     def apart(self) -> Tensor:
-        """Return the place of each in its row, `[B, n]`, those of padding where no token sees them."""
+        """Return the column of each in its row, `[B, n]`, those of padding where no token sees them."""
         spare = BEHIND * (1 + torch.arange(self.column.shape[1], device=self.column.device))
         return torch.where(self.there, self.column, spare)
 
@@ -138,21 +138,21 @@ class _Passes:
 
     def read(self, tokens: _Tokens, fed: Tensor, step: int, **named: Any) -> Tensor:
         """Return the last states `[B, n, D]` of these tokens, read beside the states `fed [B, n, D]`."""
-        ids, places = tokens.pick(self.input_ids), tokens.pick(self.position_ids)
+        ids, positions = tokens.pick(self.input_ids), tokens.pick(self.position_ids)
         if not self.draft.attends:
-            return self.draft.last_states(ids, places, fed, drafted=step)
+            return self.draft.last_states(ids, positions, fed, drafted=step)
         if self.draft.drafts_block and step:
             ids = torch.full_like(ids, -step)  # masks
         self.seen.add(tokens, step)
         with attending_by_sequence(self.draft.model, self.seen.counts):
             named |= {"past_key_values": self.cache, "use_cache": True, "attention_mask": self.seen.masks()}
-            return self.draft.last_states(ids, places, fed, **named)
+            return self.draft.last_states(ids, positions, fed, **named)
 
     def masks(self, wanted: Sequence[Tensor]) -> list[Tensor]:
         """Return the last states `[n_k, D]` at the second, third, … position, where masks see each other."""
         if len(wanted) == 1:
             return []
-        column = torch.cat([places for _, places, _ in self.seen.keys], 1)
+        column = torch.cat([columns for _, columns, _ in self.seen.keys], 1)
         text = Keys(column, torch.cat([whose for *_, whose in self.seen.keys], 1))
         anchors = anchors_of(self.position_ids, wanted)
         return masks_behind(self.draft, self.cache, text, self.seen.sequence, self.position_ids, anchors)
@@ -164,7 +164,7 @@ class _Seen:
     def __init__(self, sequence: Tensor, draft: LanguageModel) -> None:
         """`sequence [B, L]`: the number of the packed sequence that each token belongs to."""
         self.sequence = sequence
-        self.keys: list[tuple[int, Tensor, Tensor]] = []  # step, places and sequences of each pass's tokens
+        self.keys: list[tuple[int, Tensor, Tensor]] = []  # step, columns and sequences of each pass's tokens
         self.counts: list[Counts] | None = [] if can_attend_by_sequence(draft.model) else None  # of each pass
         self.dtype = draft.dtype
         config = draft.model.config.get_text_config()

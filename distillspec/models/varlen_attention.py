@@ -36,8 +36,10 @@ def varlen_attention(
         raise NotImplementedError("torch's variable-length attention has no soft cap")
     keys, values, view = view.cache.unpaged(keys, values, view)
     batch, heads, width, dim = query.shape
-    kv_heads, places, longest = keys.shape[1], keys.shape[2], view.reach + width
-    if view.ancestors is not None or view.first is None or longest > places:
+    kv_heads = keys.shape[1]
+    slot_len = keys.shape[2]
+    longest = view.reach + width
+    if view.ancestors is not None or view.first is None or longest > slot_len:
         return masked_attention(query, keys, values, view, scaling, window)
     sequences, groups = batch * kv_heads, heads // kv_heads
     bounds = torch.arange(sequences + 1, dtype=torch.int32, device=query.device)
@@ -49,7 +51,7 @@ def varlen_attention(
         keys[slots].flatten(0, 2)[:, None],
         values[slots].flatten(0, 2)[:, None],
         bounds * width,
-        bounds * places,
+        bounds * slot_len,
         width,
         longest,
         scale=scaling,

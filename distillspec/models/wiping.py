@@ -25,5 +25,5 @@ def _wipe_pages(cache: PagedCache, texts: Mapping[int, int]) -> None:
     rows = torch.tensor(unused, device=cache.table.device)
     for cached in cache.tensors():
         cached.index_fill_(0, rows, 0)
-        for page, places in kept.items():
-            cached[page, :, places:].zero_()
+        for page, used in kept.items():
+            cached[page, :, used:].zero_()

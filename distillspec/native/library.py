@@ -28,7 +28,7 @@ FLAGS = (
     "-shared",
     "-fPIC",
 )
-# For some processors GCC splits chains of fused products into products and sums, in some loops and not in others: a
+# For some processors GCC splits chains of fused products into products and sums in some loops, but not in others. A
 # token's result would then depend on how many are read beside it. What a compiler does not know is left out.
 WHOLE_CHAINS = (
     ("-mtune-ctrl=^avoid_fma_chains,^avoid_fma256_chains,^avoid_fma512_chains",),
@@ -82,7 +82,7 @@ def cpp_compiler() -> str | None:
 def _compilers() -> list[str]:
     """Return all C++ compilers, the one to try first first."""
     names = (os.environ.get("CXX", ""), "g++", "clang++")
-    return list(dict.fromkeys([found for name in names if (found := shutil.which(name))]))
+    return list(dict.fromkeys([path for name in names if (path := shutil.which(name))]))
 
 
 def library(source: Path, *defined: str) -> ctypes.CDLL:
@@ -97,8 +97,8 @@ def library(source: Path, *defined: str) -> ctypes.CDLL:
     name = source.name
     try:
         flags = [*FLAGS, *(f"-D{macro}" for macro in defined)]
-        told = (*flags, str(WHOLE_CHAINS), _processor(), *_texts(source))
-        key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+        ingredients = (*flags, str(WHOLE_CHAINS), _processor(), *_texts(source))
+        key = hashlib.sha256("\0".join(ingredients).encode()).hexdigest()[:16]
         name = f"{source.stem}-{key}.so"
         if name in refused:
             raise NotBuilt(refused[name])
@@ -133,14 +133,14 @@ def _build(flags: Sequence[str], source: Path, built: Path) -> None:
     It appears whole or not at all, since other processes may build it too.
     """
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-        made, reasons = Path(folder) / built.name, list[str]()
+        fresh, reasons = Path(folder) / built.name, list[str]()
         for compiler in _compilers():
             log.info("building %s for this processor, once", source.name)
-            arguments = [*_known_to(compiler), *flags, str(source), "-o", str(made)]
+            arguments = [*_known_to(compiler), *flags, str(source), "-o", str(fresh)]
             if (reason := _refused_by(compiler, arguments)) is None:
-                with made.open("rb") as written:  # a file that is empty after a power cut would be taken for built
+                with fresh.open("rb") as written:  # a file that is empty after a power cut would be taken for built
                     os.fsync(written.fileno())
-                made.replace(built)
+                fresh.replace(built)
                 return
             reasons.append(reason)
     raise _refusal(built.name, "; ".join(reasons) or "no C++ compiler (g++ 12 or newer)")
@@ -162,9 +162,9 @@ def _refused_by(compiler: str, arguments: Sequence[str]) -> str | None:
     return f"{compiler} failed: {_first_error(done.stderr)}" if done.returncode else None
 
 
-def _first_error(told: str) -> str:
+def _first_error(output: str) -> str:
     """Return the line of a compiler's output that names the error."""
-    lines = told.strip().splitlines() or ["no reason given"]
+    lines = output.strip().splitlines() or ["no reason given"]
     return next((line for line in lines if "error:" in line), lines[0])
 
 

@@ -49,8 +49,8 @@ def _described(tensors: Sequence[Tensor]) -> tuple[Any, Any] | None:
 
 
 def _layout(cached: Tensor) -> tuple[int, ...]:
-    slot, head, place = (cached.itemsize * stride for stride in cached.stride()[:3])
-    return cached.data_ptr(), slot, cached.shape[1], head, place
+    slot_bytes, head_bytes, place_bytes = (cached.itemsize * stride for stride in cached.stride()[:3])
+    return cached.data_ptr(), slot_bytes, cached.shape[1], head_bytes, place_bytes
 
 
 @cache

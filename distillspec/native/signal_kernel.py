@@ -64,10 +64,10 @@ class SignalKernel(NamedTuple):
             count: most probable tokens to keep.
         """
         packed = torch.empty(len(positions), bytes_of(count), dtype=torch.uint8)
-        temperatures = (ctypes.c_double * len(positions))(*(at.temperature for at in positions))
+        temperatures = (ctypes.c_double * len(positions))(*(position.temperature for position in positions))
         self.recording[logits.dtype](
             *(logits.data_ptr(), logits.stride(0), logits.shape[1], count),
-            numbers([number for at in positions for number in at.numbers]),
+            numbers([number for position in positions for number in position.numbers]),
             *(temperatures, len(positions), packed.data_ptr(), torch.get_num_threads()),
         )
         return packed
@@ -88,15 +88,15 @@ def signal_kernel_for(logits: Tensor) -> SignalKernel | None:
 @cache
 def _kernel() -> SignalKernel | None:
     try:
-        found = library(SOURCES / "signals.cpp")
+        kernels = library(SOURCES / "signals.cpp")
     except NotBuilt:
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    functions = {torch.float32: found.signals_float32, torch.bfloat16: found.signals_bfloat16}
+    functions = {torch.float32: kernels.signals_float32, torch.bfloat16: kernels.signals_bfloat16}
     for function in functions.values():
         function.argtypes = [pointer, *[number] * 4, *[pointer] * 3, ctypes.c_int]
         function.restype = None
-    recording = {torch.float32: found.record_float32, torch.bfloat16: found.record_bfloat16}
+    recording = {torch.float32: kernels.record_float32, torch.bfloat16: kernels.record_bfloat16}
     for function in recording.values():
         function.argtypes = [pointer, number, number, number, pointer, pointer, number, pointer, ctypes.c_int]
         function.restype = None

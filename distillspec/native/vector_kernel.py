@@ -28,7 +28,7 @@ CODES = {torch.float32: torch.int8, torch.bfloat16: torch.uint8}
 LARGEST = {torch.int8: 127, torch.uint8: 63}  # code, from zero
 ZERO = {torch.int8: 0, torch.uint8: 64}
 ROWS_AT_ONCE = 1024  # of a weight: in float32 they take memory
-SHRUNK = (1.0, 0.9, 0.8, 0.7)  # scales that are tried, of the one by which no number is cut
+SHRUNK = (1.0, 0.9, 0.8, 0.7)  # shares of the scale by which no number is cut, which are tried
 
 
 class Kind(NamedTuple):
@@ -44,7 +44,7 @@ class Kind(NamedTuple):
 
 
 class OfKinds(dict[Kind, Any]):
-    """A function of the kernel for each kind of model, built when it is first asked for: a quarter of a minute.
+    """A function of the kernel for each kind of model. It is built when first asked for, in a quarter of a minute.
 
     Raises NotBuilt then, if there is no compiler, or it does not know the language.
     """
@@ -135,10 +135,10 @@ def vector_kernel() -> VectorKernel:
 def coded(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return a weight `[out, in]` as codes of `CODES` and scales `[out]` float32.
 
-    Rows are codes, less that of zero, times scales. Of some scales a row gets that with the least squared error.
+    A row is its codes, less the code of zero, times its scale: of some scales that with the least squared error.
     """
     parts = [_coded(part, dtype) for part in weight.split(ROWS_AT_ONCE)]
-    codes, scales = (torch.cat(own) for own in zip(*parts, strict=True))
+    codes, scales = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
     return codes, scales
 
 

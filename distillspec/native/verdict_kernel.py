@@ -15,7 +15,7 @@ from distillspec.native.library import SOURCES, library
 from distillspec.native.vector_kernel import drawn_from, numbers
 from distillspec.types import SamplingPolicy
 
-COLDEST = 1e-30  # temperatures below it are it
+COLDEST = 1e-30  # lower temperatures are raised to it
 
 
 class GivenGroup(NamedTuple):
@@ -114,9 +114,9 @@ def _flat(trees: Sequence[GivenTree]) -> tuple[list[int], list[int], list[int]]:
     first = group = 0
     for tree in trees:
         shapes += (tree.row, first, len(tree.tokens), group, len(tree.groups), tree.way)
-        for parent, own, probs, row, ids in tree.groups:
-            groups += (parent, len(nodes), len(own), *drawn_from(probs, row, ids))
-            nodes += own
+        for parent, group_nodes, probs, row, ids in tree.groups:
+            groups += (parent, len(nodes), len(group_nodes), *drawn_from(probs, row, ids))
+            nodes += group_nodes
         first, group = first + len(tree.tokens), group + len(tree.groups)
     return shapes, groups, nodes
 
@@ -124,7 +124,11 @@ def _flat(trees: Sequence[GivenTree]) -> tuple[list[int], list[int], list[int]]:
 def _policies(trees: Sequence[GivenTree]) -> Any:
     """Return the trees' policies as the kernel reads them."""
     policies = [tree.policy for tree in trees]
-    flat = [number for own in policies for number in (max(own.temperature, COLDEST), own.top_k, own.top_p, own.min_p)]
+    flat = [
+        number
+        for policy in policies
+        for number in (max(policy.temperature, COLDEST), policy.top_k, policy.top_p, policy.min_p)
+    ]
     return (ctypes.c_double * len(flat))(*flat)
 
 
@@ -135,10 +139,10 @@ def verdict_kernel() -> VerdictKernel:
     Raises:
         NotBuilt: there is no compiler, or it does not know the language.
     """
-    found = library(SOURCES / "verdicts.cpp")
+    kernels = library(SOURCES / "verdicts.cpp")
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    surveys = {torch.float32: found.survey_float32, torch.bfloat16: found.survey_bfloat16}
-    judges = {torch.float32: found.judge_float32, torch.bfloat16: found.judge_bfloat16}
+    surveys = {torch.float32: kernels.survey_float32, torch.bfloat16: kernels.survey_bfloat16}
+    judges = {torch.float32: kernels.judge_float32, torch.bfloat16: kernels.judge_bfloat16}
     for survey, judge in zip(surveys.values(), judges.values(), strict=True):
         survey.argtypes = [pointer, number, number, number, pointer, pointer, ctypes.c_int]
         judge.argtypes = [pointer, ctypes.c_int]

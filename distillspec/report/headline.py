@@ -89,8 +89,8 @@ def verdict(result: Json) -> str:
     parts = [str(advice["verdict"]).rstrip(".") + "."] if advice.get("verdict") else []
     if parts and not advice.get("intervals"):
         parts.append("This prediction was recorded without an interval: evaluate again before quoting it.")
-    if said := _measured_speed(measured):
-        parts.append(f"Decoding for real {said}.")
+    if speed := _measured_speed(measured):
+        parts.append(f"Decoding for real {speed}.")
     if (ratio := mean_of(measured.get("served"))) is not None:
         called = _called(measured["served"], measured.get("prompts"))
         parts.append(
@@ -103,18 +103,18 @@ def verdict(result: Json) -> str:
 def by_position(entries: Sequence[ReportEntry]) -> str:
     """Return one sentence about the best draft: how far acceptance falls along drafted tokens, and what it is worth."""
     best, several = _best(entries), sum(not entry.baseline for entry in entries) > 1
-    alphas = [mean_of(alpha) for alpha in by_place(best.result)]
+    alphas = [mean_of(alpha) for alpha in position_alphas(best.result)]
     if not alphas:
         return ""
-    said = _measured_speed(best.result.get("measured") or {})
+    speed = _measured_speed(best.result.get("measured") or {})
     return (
         (f"{best.label}: the" if several else "The")
         + f" target accepts {figure(alphas[0], 2)} of the tokens drafted first and {figure(alphas[-1], 2)} of those at "
-        f"place {len(alphas)}" + (f", and decoding for real {said}." if said else ".")
+        f"place {len(alphas)}" + (f", and decoding for real {speed}." if speed else ".")
     )
 
 
-def by_place(result: Json) -> list[Json]:
+def position_alphas(result: Json) -> list[Json]:
     """Return α of the first, second, … drafted token, of those that the draft can draft."""
     return [alpha for alpha in result.get("alpha_by_position") or [] if mean_of(alpha)]
 

@@ -109,10 +109,10 @@ def _band(frame: Frame, line: Line) -> list[str]:
 
 
 def _path(frame: Frame, line: Line) -> list[str]:
-    places = [frame.place(p.x, p.y) for p in line.points if is_number(p.x) and is_number(p.y)]
-    if not line.joined or len(places) < 2:
+    pixels = [frame.place(p.x, p.y) for p in line.points if is_number(p.x) and is_number(p.y)]
+    if not line.joined or len(pixels) < 2:
         return []
-    return [svg.path("polyline", f"line c{line.color}{' faint' if line.faint else ''}", places)]
+    return [svg.path("polyline", f"line c{line.color}{' faint' if line.faint else ''}", pixels)]
 
 
 def _dots(frame: Frame, line: Line) -> list[str]:

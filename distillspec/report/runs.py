@@ -125,12 +125,12 @@ def _check_results(folder: Path, command: str, summary: Json) -> None:
         if not isinstance(listed, list) or not listed:
             raise ConfigError(f"{folder}/summary.json has no results")
         results = [(f"results[{i}]", result) for i, result in enumerate(listed)]
-    for place, result in results:
+    for where, result in results:
         if not isinstance(result, dict):
-            raise ConfigError(f"{folder}/summary.json has no {place}; the run has not been evaluated")
+            raise ConfigError(f"{folder}/summary.json has no {where}; the run has not been evaluated")
         lacking = [key for key in ("draft", "alpha", "tau") if not result.get(key)]
         if lacking:
-            raise ConfigError(f"{folder}/summary.json: {place} lacks {', '.join(lacking)}")
+            raise ConfigError(f"{folder}/summary.json: {where} lacks {', '.join(lacking)}")
 
 
 def _json(folder: Path, name: str) -> Json | None:

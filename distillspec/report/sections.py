@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from distillspec.report.bar_chart import Bar, bar_chart, heat_map
-from distillspec.report.headline import by_place, by_position
+from distillspec.report.headline import by_position, position_alphas
 from distillspec.report.line_chart import Line, Point, line_chart
 from distillspec.report.runs import Json, ReportEntry, Run
 from distillspec.report.svg import Number, is_number
@@ -41,8 +41,8 @@ def acceptance(entries: Sequence[ReportEntry]) -> str:
     domains = sorted({domain for entry in entries for domain in _domains(entry.result)})
     if len(domains) < 2:
         return ""
-    found = {domain: [_domains(entry.result).get(domain) for entry in entries] for domain in domains}
-    return _grouped("α by domain", "Acceptance by domain", entries, found)
+    intervals = {domain: [_domains(entry.result).get(domain) for entry in entries] for domain in domains}
+    return _grouped("α by domain", "Acceptance by domain", entries, intervals)
 
 
 def acceptance_by_position(entries: Sequence[ReportEntry]) -> str:
@@ -50,24 +50,28 @@ def acceptance_by_position(entries: Sequence[ReportEntry]) -> str:
 
     A sentence tells what the best draft's is worth.
     """
-    if not any(len({mean_of(alpha) for alpha in by_place(entry.result)}) > 1 for entry in entries):
+    if not any(len({mean_of(alpha) for alpha in position_alphas(entry.result)}) > 1 for entry in entries):
         return ""
-    longest = max(len(by_place(entry.result)) for entry in entries)
-    found = {
-        f"token {place + 1}": [dict(enumerate(by_place(entry.result))).get(place) for entry in entries]
-        for place in range(longest)
+    longest = max(len(position_alphas(entry.result)) for entry in entries)
+    intervals = {
+        f"token {index + 1}": [dict(enumerate(position_alphas(entry.result))).get(index) for entry in entries]
+        for index in range(longest)
     }
-    return _grouped("α by drafted token", "Acceptance by drafted token", entries, found, by_position(entries))
+    return _grouped("α by drafted token", "Acceptance by drafted token", entries, intervals, by_position(entries))
 
 
 def _grouped(
-    heading: str, title: str, entries: Sequence[ReportEntry], found: Mapping[str, Sequence[Json | None]], note: str = ""
+    heading: str,
+    title: str,
+    entries: Sequence[ReportEntry],
+    intervals: Mapping[str, Sequence[Json | None]],
+    note: str = "",
 ) -> str:
     """Return a chart of an interval of each entry by group: bars, or a heat map of many drafts."""
     if len(entries) > MAX_BARS:
-        values = [[mean_of(own[number]) for own in found.values()] for number in range(len(entries))]
-        return chart(heading, heat_map([e.label for e in entries], list(found), values, title=title), note=note)
-    groups = [(name, list(map(_interval_bar, entries, own))) for name, own in found.items()]
+        values = [[mean_of(of_group[number]) for of_group in intervals.values()] for number in range(len(entries))]
+        return chart(heading, heat_map([e.label for e in entries], list(intervals), values, title=title), note=note)
+    groups = [(name, list(map(_interval_bar, entries, of_group))) for name, of_group in intervals.items()]
     return chart(heading, bar_chart(groups, title=title), [(entry.label, entry.color) for entry in entries], note)
 
 
@@ -139,7 +143,7 @@ def _ratio(cost: Json, k: int) -> Json:
 
 def _speed_up(entries: Sequence[ReportEntry], batch: str) -> str:
     by_entry = [(entry, _speed_up_lines(entry, batch)) for entry in entries]
-    lines = [line for _, own in by_entry for line in own]
+    lines = [line for _, entry_lines in by_entry for line in entry_lines]
     longest = max((len(line.points) for line in lines), default=1)
     picture = line_chart(
         lines,
@@ -154,7 +158,7 @@ def _speed_up(entries: Sequence[ReportEntry], batch: str) -> str:
         note = "Lines: predicted. Circles: measured. " + note
     note = "Bands and whiskers: 95 % intervals. " + note
     heading = f"Speed-up by γ, batch {batch}"
-    return chart(heading, picture, [(entry.label, entry.color) for entry, own in by_entry if own], note)
+    return chart(heading, picture, [(entry.label, entry.color) for entry, entry_lines in by_entry if entry_lines], note)
 
 
 def _speed_up_lines(entry: ReportEntry, batch: str) -> list[Line]:

@@ -36,18 +36,18 @@ def line(style: str, x1: float, y1: float, x2: float, y2: float) -> str:
 
 def rectangle(style: str, corner: tuple[float, float], size: tuple[float, float], tip: str, more: str = "") -> str:
     x, y = corner
-    place = f'x="{x:.1f}" y="{y:.1f}" width="{size[0]:.1f}" height="{size[1]:.1f}"'
-    return f'<rect class="{style}" {place}{more}><title>{escape(tip)}</title></rect>'
+    geometry = f'x="{x:.1f}" y="{y:.1f}" width="{size[0]:.1f}" height="{size[1]:.1f}"'
+    return f'<rect class="{style}" {geometry}{more}><title>{escape(tip)}</title></rect>'
 
 
 def dot(style: str, x: float, y: float, radius: float, tip: str) -> str:
-    place = f'cx="{x:.1f}" cy="{y:.1f}" r="{radius}"'
-    return f'<circle class="{style}" {place}><title>{escape(tip)}</title></circle>'
+    geometry = f'cx="{x:.1f}" cy="{y:.1f}" r="{radius}"'
+    return f'<circle class="{style}" {geometry}><title>{escape(tip)}</title></circle>'
 
 
-def path(element: str, style: str, places: Sequence[tuple[float, float]]) -> str:
+def path(element: str, style: str, corners: Sequence[tuple[float, float]]) -> str:
     """Return a `polyline` or `polygon`."""
-    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
     return f'<{element} class="{style}" points="{points}"/>'
 
 

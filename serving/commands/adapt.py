@@ -35,7 +35,7 @@ def run(config: AdaptCommand, folder: Path) -> None:
     with closing(VersionRegistry(settings.layout.versions)) as registry:
         lift_quarantine(settings.layout, registry.pool.learners())
     with listen_for_stop() as stop, open_tracking(settings, folder) as tracking:
-        made = run_trainer(
+        candidates = run_trainer(
             settings,
             lambda: stop.requested,
             report=tracking.report,
@@ -45,36 +45,37 @@ def run(config: AdaptCommand, folder: Path) -> None:
             max_updates=config.max_updates,
             wait=tracking.wait,
         )
-        verdict = _judge(config, settings, tracking.report) if config.judge and made else None
-    for version in made:
+        verdict = _judge(config, settings, tracking.report) if config.judge and candidates else None
+    for version in candidates:
         print(f"candidate: {version.name}")
     if verdict is not None:
         print(f"{verdict['decision']}: {verdict['reason']}")
-    close_run(folder, "adapt", {"versions": [version.name for version in made], "verdict": verdict})
+    close_run(folder, "adapt", {"versions": [version.name for version in candidates], "verdict": verdict})
 
 
 def _judge(config: AdaptCommand, settings: OnlineSettings, report: Report) -> dict[str, Any] | None:
     """Judge the newest candidate of each draft by its scores. Return the last verdict, None without enough answers."""
     replay, registry = ReplayLog(settings.layout.replay), VersionRegistry(settings.layout.versions)
-    target, found = load_target(config.target), None
+    target, last_verdict = load_target(config.target), None
     for member in registry.pool.learners():
-        own = registry.of(member)
-        if not own.versions("candidate"):
+        member_registry = registry.of(member)
+        if not member_registry.versions("candidate"):
             continue
 
-        def costs(own: VersionRegistry = own) -> Costs:
-            serving = own.current()
+        def costs(member_registry: VersionRegistry = member_registry) -> Costs:
+            serving = member_registry.current()
             assert serving is not None, "there is a candidate, so a version serves"
             return step_costs(target, load_draft(serving.path, target))
 
         log, scores = log_of(member, replay, registry), ScoreTable(settings.layout.scores)
-        keeper = Gatekeeper(settings, own, Judge(settings, own, log, scores, costs), report=report)
+        judge = Judge(settings, member_registry, log, scores, costs)
+        keeper = Gatekeeper(settings, member_registry, judge, report=report)
         verdict = keeper.judge_newest(final=True)
         if verdict is None:
             print(f"{_of(member)}not judged: there are {keeper.waiting_for}")
         else:
-            found = verdict.to_json()
-    return found
+            last_verdict = verdict.to_json()
+    return last_verdict
 
 
 def _of(member: str) -> str:

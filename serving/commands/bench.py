@@ -77,7 +77,7 @@ def _bench_engine(config: BenchCommand, folder: Path) -> None:
     device = device_of_drafts(config.draft.device, target)
     draft = load_drafts(paths or config.draft.path, target, device)
     prompts = read_prompts(config.bench.prompts, config.bench.longest_prompt, target, "bench.prompts")
-    # Lengths are compared, and not every policy knows sources with likely nodes. Name these by `engine.proposer`.
+    # Lengths are compared, and not every policy knows sources with likely nodes. `engine.proposer` can name these.
     engine = Engine(target, draft, config.engine if draft is None else drafting_alone(config.engine))
     try:
         policies = _policies(config, engine)
@@ -184,8 +184,16 @@ def _of_drafts(
 
 def _selecting(inside: LengthController, chosen: str, engine: Engine, settings: EngineConfig) -> SelectingController:
     options = settings.selection_options if chosen == settings.selection else {}
-    own, known, free = (chosen, list(engine.drafts), options), evaluated(engine.drafts), free_sources(settings)
-    return compared_selection(inside, *own, seed=settings.seed, expected=known, free=free, costs=engine.costs)
+    return compared_selection(
+        inside,
+        chosen,
+        list(engine.drafts),
+        options,
+        seed=settings.seed,
+        expected=evaluated(engine.drafts),
+        free=free_sources(settings),
+        costs=engine.costs,
+    )
 
 
 def _measure(config: BenchCommand, sides: dict[str, Side[Any]], prompts: Sequence[Any]) -> Records:
@@ -209,7 +217,7 @@ def _engine_side(engine: Engine, policy: _Policy) -> Side[Prompt]:
     def run_load(load: Sequence[Arrival[Prompt]], title: str) -> LoadRecord:
         engine.use_controller(policy.controller)
         use_trees(engine.proposer, policy.trees)
-        engine.forget_tenant("default")  # prompts cached by the side before, and answers
+        engine.forget_tenant("default")  # prompts and answers that the side before has cached
         with progress(title) as line:
             return drive(engine, load, on_progress=lambda done: line.update(done / len(load), _done(done, load)))
 

@@ -57,9 +57,9 @@ def read_questions(config: BenchConfig) -> list[Question]:
     return _in_turn(config.prompts, made, "bench.prompts", "no prompt")
 
 
-def _in_turn(files: Sequence[str], made: Callable[[Sequence[_Row]], list[P]], key: str, lacking: str) -> list[P]:
+def _in_turn(files: Sequence[str], prompts_of: Callable[[Sequence[_Row]], list[P]], key: str, lacking: str) -> list[P]:
     """Return as many prompts of each file, files by turns. `lacking` describes a file without any."""
-    groups = [made(_rows(file, key)) for file in files]
+    groups = [prompts_of(_rows(file, key)) for file in files]
     for file, group in zip(files, groups, strict=True):
         if not group:
             raise ConfigError(f"{key}: {file} has {lacking}")
@@ -67,10 +67,10 @@ def _in_turn(files: Sequence[str], made: Callable[[Sequence[_Row]], list[P]], ke
 
 
 def _rows(file: str, key: str) -> list[_Row]:
-    return [_row(row, place, file, key) for place, row in enumerate(read_rows(DataConfig(prompts=file), key))]
+    return [_row(row, number, file, key) for number, row in enumerate(read_rows(DataConfig(prompts=file), key))]
 
 
-def _row(row: dict[str, Any], place: int, file: str, key: str) -> _Row:
-    check_content(row["prompt"], f"{key}: {file}: row {place}")
+def _row(row: dict[str, Any], number: int, file: str, key: str) -> _Row:
+    check_content(row["prompt"], f"{key}: {file}: row {number}")
     domain, response = str(row.get("domain") or Path(file).stem), response_text(row.get("response"))
-    return _Row(str(row.get("id", place)), row["prompt"], domain, response)
+    return _Row(str(row.get("id", number)), row["prompt"], domain, response)

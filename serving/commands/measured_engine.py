@@ -22,11 +22,11 @@ def check_no_store(settings: EngineConfig) -> None:
         ConfigError: names the folder.
     """
     options = settings.proposer_options
-    for own in (options, *[value for value in options.values() if isinstance(value, Mapping)]):
-        if own.get("folder") is not None:
+    for group in (options, *[value for value in options.values() if isinstance(value, Mapping)]):
+        if group.get("folder") is not None:
             raise ConfigError(
-                f"engine.proposer_options.folder={own['folder']} holds the answers of a server, and this command would "
-                "change them; leave it out"
+                f"engine.proposer_options.folder={group['folder']} holds the answers of a server, and this command "
+                "would change them; leave it out"
             )
 
 
@@ -34,7 +34,7 @@ def find_named(settings: EngineConfig, drafts: Sequence[str]) -> list[Path]:
     """Return the folders of drafts. If `engine.proposer` names drafts, it must name these.
 
     Raises:
-        ConfigError: a path has no draft, or a name is missing or too much.
+        ConfigError: a path has no draft, or names are missing or too many.
     """
     paths = find_drafts(drafts)
     check_named(settings, draft_names(paths))
@@ -59,12 +59,12 @@ def fitting(prompts: Sequence[Prompt], engine: Engine, key: str) -> list[Prompt]
     Raises:
         ConfigError: none does.
     """
-    found = [prompt for prompt in prompts if len(prompt.token_ids) < engine.max_model_len]
-    if not found:
+    short_enough = [prompt for prompt in prompts if len(prompt.token_ids) < engine.max_model_len]
+    if not short_enough:
         raise ConfigError(
             f"{key}: no prompt is shorter than engine.max_model_len={engine.max_model_len}; raise it, or give others"
         )
-    return found
+    return short_enough
 
 
 def check_grows(policy: str, settings: EngineConfig, engine: Engine) -> None:

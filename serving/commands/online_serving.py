@@ -45,8 +45,8 @@ class AdaptationControl:
         supervisor, events = adaptation.supervisor, adaptation.reporter.events
         return OnlineFigures(
             mode=adaptation.settings.online.mode,
-            serving=_by_draft(drafts, lambda own: own.serving),
-            waiting_for=_by_draft(drafts, lambda own: own.gatekeeper.waiting_for),
+            serving=_by_draft(drafts, lambda learner: learner.serving),
+            waiting_for=_by_draft(drafts, lambda learner: learner.gatekeeper.waiting_for),
             paused=adaptation.paused,
             collapsed=any(draft.served.collapsed for draft in drafts),
             suspected=bool(adaptation.pool.suspects),
@@ -114,7 +114,9 @@ class RegistryCatalogue:
     """The server's `DraftCatalogue` over the versions of an `Adaptation`. The gate keeps working beside it."""
 
     def __init__(self, adaptation: Adaptation) -> None:
-        self._registry, self._pool, self._engine = adaptation.registry, adaptation.pool, adaptation.engine
+        self._registry = adaptation.registry
+        self._pool = adaptation.pool
+        self._engine = adaptation.engine
 
     def list(self) -> tuple[DraftEntry, ...]:
         used = {name: draft.identity.version for name, draft in dict(self._engine.drafts).items()}
@@ -160,5 +162,5 @@ class RegistryCatalogue:
 
 def _by_draft(drafts: Sequence[LearningDraft], of: Callable[[LearningDraft], str | None]) -> str | None:
     """Return what a server's only draft has to say, or one text of those that several have."""
-    found = {draft.name: text for draft in drafts if (text := of(draft))}
-    return ", ".join([f"{name}: {text}" if name else text for name, text in found.items()]) or None
+    texts = {draft.name: text for draft in drafts if (text := of(draft))}
+    return ", ".join([f"{name}: {text}" if name else text for name, text in texts.items()]) or None

@@ -112,9 +112,9 @@ def _over_plain(profile: Profile) -> list[str]:
     for point in profile.target_cost.points:
         if point.over_plain is not None:
             mean, low, high = point.over_plain
-            told = "; below 1 is noise or a slow plain pass, and counts as 1" if mean < 1 else ""
+            note = "; below 1 is noise or a slow plain pass, and counts as 1" if mean < 1 else ""
             tokens = f"{point.tokens:.0f} tokens, {point.context:.0f} cached"
-            lines.append(f"  {tokens:<28}{mean:.2f} [{low:.2f}, {high:.2f}]{told}")
+            lines.append(f"  {tokens:<28}{mean:.2f} [{low:.2f}, {high:.2f}]{note}")
     if len(lines) == 1:
         return ["profile.lengths has no 0: verification is not compared with plain passes"]
     return lines

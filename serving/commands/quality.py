@@ -52,14 +52,14 @@ def run(config: QualityCommand, folder: Path) -> None:
     chosen = config.quality
     check_no_store(config.engine)
     paths = find_named(config.engine, config.drafts)
-    targets = {name: load_target(config.target) for name in chosen.verifications}  # an engine holds its models
+    targets = {name: load_target(config.target) for name in chosen.verifications}  # each engine holds its own models
     target = targets[chosen.verifications[0]]
     read = read_prompts(chosen.prompts, chosen.longest_prompt, target, "quality.prompts")
     sides: dict[str, _Side] = {}
     try:
-        for name, own in targets.items():
-            drafts = load_drafts(paths or config.draft.path, own)
-            sides[name] = _Side(Engine(own, drafts, config.settings(name)))
+        for name, side_target in targets.items():
+            drafts = load_drafts(paths or config.draft.path, side_target)
+            sides[name] = _Side(Engine(side_target, drafts, config.settings(name)))
         check_speculates(sides[chosen.verifications[0]].engine)
         prompts = fitting(read, sides[chosen.verifications[0]].engine, "quality.prompts")[: chosen.count]
         if len(prompts) < chosen.rounds:
@@ -73,15 +73,15 @@ def run(config: QualityCommand, folder: Path) -> None:
         folder / "answers.json",
         {name: [{"id": a.prompt.id, "text": a.text} for a in side.answers] for name, side in sides.items()},
     )
-    found = _judge(config, target, sides)
+    qualities = _judge(config, target, sides)
     first = sides[chosen.verifications[0]]
     faster = {name: _times_faster(side.rates, first.rates, config.seed) for name, side in sides.items()}
-    Console().print(_table(sides, found, faster, chosen.verifications[0]))
+    Console().print(_table(sides, qualities, faster, chosen.verifications[0]))
     summary = {
         name: {
-            **plain(found[name]),
+            **plain(qualities[name]),
             "tokens_per_s": side.rates,
-            "tokens_per_step": found[name].tokens / side.steps,
+            "tokens_per_step": qualities[name].tokens / side.steps,
             "accepted_by_source": dict(side.accepted_by_source),
             "times_faster": plain(faster[name]),
         }
@@ -92,15 +92,17 @@ def run(config: QualityCommand, folder: Path) -> None:
 
 def _answer(config: QualityCommand, sides: dict[str, _Side], prompts: Sequence[Prompt]) -> None:
     """Answer all prompts by all sides, in rounds. The order of the sides changes from round to round."""
-    chosen, policy, done = config.quality, config.sampling.policy, 0
+    chosen = config.quality
+    policy = config.sampling.policy
+    done = 0
     params = SamplingParams(policy.temperature, policy.top_p, policy.top_k, policy.min_p, max_tokens=chosen.max_tokens)
     parts = numpy.array_split(numpy.arange(len(prompts)), chosen.rounds)
     with progress("answering") as line:
         for round_, part in enumerate(parts):
-            own = [prompts[i] for i in part]
+            round_prompts = [prompts[i] for i in part]
             for side in in_turn(sides.values(), round_):
-                _answer_round(side, own, params)
-                done += len(own)
+                _answer_round(side, round_prompts, params)
+                done += len(round_prompts)
                 total = len(prompts) * len(sides)
                 line.update(done / total, f"{done} of {total} answers")
 
@@ -119,7 +121,7 @@ def _answer_round(side: _Side, prompts: Sequence[Prompt], params: SamplingParams
 
 
 def _judge(config: QualityCommand, target: LanguageModel, sides: dict[str, _Side]) -> dict[str, Quality]:
-    found, total, done = {}, sum(len(side.answers) for side in sides.values()), 0
+    qualities, total, done = {}, sum(len(side.answers) for side in sides.values()), 0
     with progress("judging") as line:
         for name, side in sides.items():
             chance, scores = torch.Generator().manual_seed(config.seed), []
@@ -127,34 +129,37 @@ def _judge(config: QualityCommand, target: LanguageModel, sides: dict[str, _Side
                 scores.append(likelihood(target, answer, config.sampling.policy, chance))
                 done += 1
                 line.update(done / total, f"{done} of {total} answers")
-            found[name] = quality(side.answers, scores, config.seed)
-    return found
+            qualities[name] = quality(side.answers, scores, config.seed)
+    return qualities
 
 
 def _times_faster(rates: Sequence[float], first: Sequence[float], seed: int) -> Interval:
     """Return the mean ratio of two sides' rates, with its interval over rounds."""
-    return interval([own / other for own, other in zip(rates, first, strict=True)], [1] * len(rates), SAMPLES, seed)
+    ratios = [rate / first_rate for rate, first_rate in zip(rates, first, strict=True)]
+    return interval(ratios, [1] * len(ratios), SAMPLES, seed)
 
 
-def _table(sides: dict[str, _Side], found: dict[str, Quality], faster: dict[str, Interval], first: str) -> Table:
+def _table(sides: dict[str, _Side], qualities: dict[str, Quality], faster: dict[str, Interval], first: str) -> Table:
     table = Table(title="answers by verification, with 95 % intervals")
     table.add_column("figure")
-    for name in found:
+    for name in qualities:
         table.add_column(name, justify="right")
     figures: dict[str, Callable[[str, Quality], str]] = {
-        "answers with the right number": lambda _, own: "–" if own.accuracy is None else _shown(own.accuracy),
-        "perplexity under the target": lambda _, own: f"{own.perplexity:.2f}",
-        "surprise over entropy, nats a token (exact: 0)": lambda _, own: _shown(own.surprise_over_entropy),
-        "tokens that the filters rule out (exact: rounding)": lambda _, own: f"{own.ruled_out:.4f}",
-        "tokens that are the target's best": lambda _, own: _shown(own.agreement),
-        "distance to the target's law (by chance)": lambda _, own: f"{own.distance:.3f} ({own.distance_by_chance:.3f})",
-        "different bigrams": lambda _, own: f"{own.distinct:.3f}",
-        "tokens a step": lambda name, own: f"{own.tokens / sides[name].steps:.2f}",
+        "answers with the right number": lambda _, judged: "–" if judged.accuracy is None else _shown(judged.accuracy),
+        "perplexity under the target": lambda _, judged: f"{judged.perplexity:.2f}",
+        "surprise over entropy, nats a token (exact: 0)": lambda _, judged: _shown(judged.surprise_over_entropy),
+        "tokens that the filters rule out (exact: rounding)": lambda _, judged: f"{judged.ruled_out:.4f}",
+        "tokens that are the target's best": lambda _, judged: _shown(judged.agreement),
+        "distance to the target's law (by chance)": lambda _, judged: (
+            f"{judged.distance:.3f} ({judged.distance_by_chance:.3f})"
+        ),
+        "different bigrams": lambda _, judged: f"{judged.distinct:.3f}",
+        "tokens a step": lambda name, judged: f"{judged.tokens / sides[name].steps:.2f}",
         "tokens a second": lambda name, _: f"{numpy.median(sides[name].rates):.1f}",
         f"times as fast as {first}": lambda name, _: _faster(faster[name], len(sides[name].rates)),
     }
     for figure, shown in figures.items():
-        table.add_row(figure, *(shown(name, own) for name, own in found.items()))
+        table.add_row(figure, *(shown(name, judged) for name, judged in qualities.items()))
     return table
 
 

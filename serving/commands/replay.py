@@ -26,7 +26,7 @@ def _inspect(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
     readable = len(replay.load(entries))
     tried, accepted = sum(e.tried for e in entries), sum(e.accepted for e in entries)
     sizes = replay.sizes()
-    found = {
+    figures = {
         **sizes,
         "readable": readable,
         "refused": replay.refused,
@@ -35,9 +35,9 @@ def _inspect(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
         "tenants": replay.tenants(),
         "excluded": sorted(replay.excluded()),
     }
-    for name, value in found.items():
+    for name, value in figures.items():
         print(f"{name:<18} {value}")
-    return found
+    return figures
 
 
 def _export(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:

@@ -196,8 +196,8 @@ def _drafts_and_control(
 
 
 def _summary(state: AppState, aborted: int, seconds: float) -> dict[str, Any]:
-    found = {"seconds": seconds, "answers_cut_off": aborted, **state.telemetry.state()}
-    return found if state.online is None else {**found, "online": state.online.status()}
+    summary = {"seconds": seconds, "answers_cut_off": aborted, **state.telemetry.state()}
+    return summary if state.online is None else {**summary, "online": state.online.status()}
 
 
 def _check_installed() -> None:

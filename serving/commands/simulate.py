@@ -30,15 +30,15 @@ def run(config: SimulateCommand, folder: Path) -> None:
     workloads = [make_workload(config.workload, rate, config.seed) for rate in rates]
     selections: list[str | None] = [*config.selections] or [None]
     sides = [(name, chosen) for name in config.policies for chosen in selections]
-    made = [(side, place) for place in range(len(rates)) for side in sides]
-    simulations = [_simulation(config, hardware, side, workloads[place]) for side, place in made]
-    pairs = [(simulation.policy.name, place) for simulation, (_, place) in zip(simulations, made, strict=True)]
+    side_rates = [(side, index) for index in range(len(rates)) for side in sides]
+    simulations = [_simulation(config, hardware, side, workloads[index]) for side, index in side_rates]
+    pairs = [(simulation.policy.name, index) for simulation, (_, index) in zip(simulations, side_rates, strict=True)]
     open_run(folder, config)
     runs: list[RunFigures] = []
     with progress("simulating") as line:
-        for done, ((name, place), simulation) in enumerate(zip(pairs, simulations, strict=True)):
-            line.update(done / len(pairs), f"{name} at {rates[place] or 'the trace'}")
-            runs.append(figures_of(name, rates[place], simulation.run()))
+        for done, ((name, index), simulation) in enumerate(zip(pairs, simulations, strict=True)):
+            line.update(done / len(pairs), f"{name} at {rates[index] or 'the trace'}")
+            runs.append(figures_of(name, rates[index], simulation.run()))
     Console().print(table_of(runs, hardware.title))
     write_figures(runs, folder / "results.csv")
     plot_latency(runs, folder / "latency.png", hardware.title)
@@ -60,7 +60,7 @@ def _check_drafts(config: SimulateCommand, hardware: Hardware) -> None:
             f"selections={config.selections} and workload.alphas are for several drafts; name them in hardware.drafts, "
             "as hardware=a100-7b-five does, or profile several"
         )
-    if drafts and (not alphas or any(set(own) != drafts for own in alphas.values())):
+    if drafts and (not alphas or any(set(by_draft) != drafts for by_draft in alphas.values())):
         raise ConfigError(
             f"workload.alphas must name the drafts {', '.join(sorted(drafts))} for each domain, as in "
             "workload=five-domains or 'workload.alphas={maths:{A:0.7,B:0.4}}', quoted"

@@ -40,12 +40,12 @@ def run(config: VersionsCommand, folder: Path) -> None:
 
 
 def _list(config: VersionsCommand, registry: VersionRegistry) -> dict[str, Any]:
-    found = [version for own in _of_all(registry) for version in own.versions()]
+    versions = [version for member_registry in _of_all(registry) for version in member_registry.versions()]
     for member in registry.pool.members():
         print(f"{member.name:<22} {member.status:<13} {member.reason}")
-    for version in found:
+    for version in versions:
         print(_line(version))
-    return {"versions": [_plain(version) for version in found]}
+    return {"versions": [_plain(version) for version in versions]}
 
 
 def _show(config: VersionsCommand, registry: VersionRegistry) -> dict[str, Any]:
@@ -56,8 +56,8 @@ def _show(config: VersionsCommand, registry: VersionRegistry) -> dict[str, Any]:
 
 
 def _promote(config: VersionsCommand, registry: VersionRegistry) -> dict[str, Any]:
-    own = registry.of(registry.get(str(config.version)).member)
-    version = own.promote(str(config.version), "promoted by hand")
+    member_registry = registry.of(registry.get(str(config.version)).member)
+    version = member_registry.promote(str(config.version), "promoted by hand")
     print(_line(version))
     return {"serving": version.name}
 
@@ -69,10 +69,10 @@ def _rollback(config: VersionsCommand, registry: VersionRegistry) -> dict[str, A
 
 
 def _check_withdrawal(config: VersionsCommand, registry: VersionRegistry) -> None:
-    """Refuse a draft that there is not, and the last one that serves: specialists come and go."""
+    """Refuse an unknown draft, and the last one that serves and is no specialist: those come and go."""
     name, members = _named(config, registry), registry.pool.members()
-    given = [own.name for own in members if own.status == "serving" and own.cloned_from is None]
-    if given == [name] or not name:
+    permanent = [member.name for member in members if member.status == "serving" and member.cloned_from is None]
+    if permanent == [name] or not name:
         raise ConfigError(f"name={name} is the last draft that serves but for specialists; it cannot be withdrawn")
 
 
@@ -84,13 +84,13 @@ def _withdraw(config: VersionsCommand, registry: VersionRegistry) -> dict[str, A
 
 
 def _clear_away(config: VersionsCommand, registry: VersionRegistry) -> dict[str, Any]:
-    gone = [name for own in _of_all(registry) for name in own.clear_away(config.keep)]
+    gone = [name for member_registry in _of_all(registry) for name in member_registry.clear_away(config.keep)]
     print(f"{len(gone)} folders are cleared away: {', '.join(gone) or 'none'}")
     return {"gone": gone}
 
 
 def _of_all(registry: VersionRegistry) -> list[VersionRegistry]:
-    """Return the versions of each draft that there is or was."""
+    """Return the versions of each draft, present or withdrawn."""
     return [registry.of(member.name) for member in registry.pool.members()] or [registry]
 
 

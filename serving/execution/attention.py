@@ -82,7 +82,7 @@ def choose_attention(setting: str, models: Sequence[LanguageModel], page: int = 
 
 
 def page_tokens(setting: int | None, device: torch.device) -> int:
-    """Return the tokens of a page that the setting names, by default pages where memory is committed at once: CUDA."""
+    """Return the tokens of a page that the setting names. CUDA has pages by default: memory is committed at once."""
     if setting is not None:
         return setting
     return PAGE_TOKENS if device.type == "cuda" else 0
@@ -139,13 +139,13 @@ def _difference(attend: Attend, shape: _Shape, device: torch.device, dtype: torc
     size = (3, shape.kv_heads, cache.max_len + 1, shape.dim)
     query = torch.randn(3, shape.heads, shape.width, shape.dim, generator=generator).to(device, dtype)
     keys, values = (torch.randn(size, generator=generator).to(device, dtype) for _ in range(2))
-    held = (keys, values, view) if page == 0 else _in_pages(keys, values, view, page)
-    found = attend(query, *held, window=shape.window, softcap=shape.softcap)
+    cached = (keys, values, view) if page == 0 else _in_pages(keys, values, view, page)
+    output = attend(query, *cached, window=shape.window, softcap=shape.softcap)
     wanted = masked_attention(
         query.float(), keys.float(), values.float(), view, window=shape.window, softcap=shape.softcap
     )
     real = view.places < cache.max_len
-    return float((found.float() - wanted)[real].abs().max() / wanted[real].abs().max())
+    return float((output.float() - wanted)[real].abs().max() / wanted[real].abs().max())
 
 
 def _with_tree(view: SlotView) -> SlotView:
@@ -169,7 +169,7 @@ def _in_pages(keys: Tensor, values: Tensor, view: SlotView, page: int) -> tuple[
     cache = PagedCache.of(view.cache, pages, keys.device)
     cache.change_table(*(torch.from_numpy(part).to(keys.device) for part in cache.table_changes()))
     rows, places = torch.cartesian_prod(torch.arange(slots), torch.arange(max_len)).to(keys.device).T
-    paged = [cache.zeros(held, held.shape[1], held.shape[3]) for held in (keys, values)]
-    for held, new in zip((keys, values), paged, strict=True):
-        write_tokens(cache, new, held[:, :, :max_len].transpose(1, 2).flatten(0, 1), rows, places, {})
+    paged = [cache.zeros(cached, cached.shape[1], cached.shape[3]) for cached in (keys, values)]
+    for cached, new in zip((keys, values), paged, strict=True):
+        write_tokens(cache, new, cached[:, :, :max_len].transpose(1, 2).flatten(0, 1), rows, places, {})
     return paged[0], paged[1], replace(view, cache=cache)

@@ -22,7 +22,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import slot_attention
 from distillspec.models.slot_cache import SlotCache, SlotView
 
-OVER_SLOTS, RECORDING = "distillspec_check_slots", "distillspec_check_own_"  # attentions registered with transformers
+OVER_SLOTS, RECORDING = "distillspec_check_slots", "distillspec_check_own_"  # names of attentions in transformers
 LIMIT = 4.0  # times the rounding of one attention. Measured: correct ones reach .3, a scale off by a fifth 6
 COARSEST = 2.0**-10  # the smallest unit assumed: TF32 and sums in another order round like it
 ELSEWHERE = 0.25  # largest error of a hidden state when only the parts without attention are computed again
@@ -63,7 +63,7 @@ class AttentionCheck:
         """Return a description of the first problem, None if there is none.
 
         Raises:
-            Exception: anything that a model which cannot use slots raises.
+            Exception: of any kind, by a model that cannot use slots.
         """
         hidden = self._own_pass()
         if not self.calls:
@@ -111,16 +111,16 @@ class AttentionCheck:
             for given, wanted in ((query, inputs[0]), (key, inputs[1])):
                 self._check(given.transpose(1, 2), wanted.transpose(1, 2), 0.0, unit)
         wanted = call.output[:, piece]
-        found = attention(*inputs, view)
+        actual = attention(*inputs, view)
         perturbed = [_perturbed(tensor, unit, self._generator) for tensor in inputs]
-        noise = _norm(attention(*perturbed, replace(view, cache=self._caches[1], _kept={})) - found)
-        self._check(found, wanted, noise, unit)
+        noise = _norm(attention(*perturbed, replace(view, cache=self._caches[1], _kept={})) - actual)
+        self._check(actual, wanted, noise, unit)
         self._next += 1
         return wanted
 
-    def _check(self, found: Tensor, wanted: Tensor, noise: Tensor | float, unit: float) -> None:
-        """Compare `[B, q, heads, d]` head by head and place by place. NaN in the model's own pass is skipped."""
-        error, size = _norm(found - wanted), _norm(wanted)
+    def _check(self, actual: Tensor, wanted: Tensor, noise: Tensor | float, unit: float) -> None:
+        """Compare `[B, q, heads, d]` by head and position. NaN in the model's own pass is skipped."""
+        error, size = _norm(actual - wanted), _norm(wanted)
         wrong = ~(error <= LIMIT * (noise + unit * size)) & size.isfinite() & self._real[..., None]
         if bool(wrong.any()):
             off = float((error / size)[wrong].nan_to_num(torch.inf).max())

@@ -10,7 +10,7 @@ import torch
 
 from distillspec.serving.base.threads import usable_cores
 
-SWITCH_S = 1e-4  # a pass asks for the interpreter at every operator, and each time would wait 5 ms
+SWITCH_S = 1e-4  # a pass asks for the interpreter at every operator, and would wait 5 ms each time
 
 _lock = threading.Lock()
 _calls = 0  # that are running
@@ -22,7 +22,7 @@ class BackgroundCall:
     """A call in a thread of its own, of which several may run.
 
     While one runs, the interpreter changes threads 50 times as often as usual. Where torch's threads take all cores,
-    the caller's operators use one fewer: each would wait for the core that the call has.
+    the caller's operators use one thread fewer: else each would wait for the core that the call has.
 
     Args:
         call: runs with as many of torch's threads as the caller has without giving way.

@@ -17,7 +17,7 @@ from distillspec.serving.execution.state_runner import StateRunner
 class BlockRunner(StateRunner):
     """Reads the unread text and the masks behind it in one pass. What is carried on holds all positions.
 
-    What it keeps of masks lies behind the text, and is written over. Masks that see each other in both directions are
+    Keys and values of masks lie behind the text, and are written over. Masks that see each other in both directions are
     all read, by the one attention that lets tokens see later ones.
     """
 

@@ -3,7 +3,7 @@
 Compiling fuses what lies between the matrix products and the attention, which at few tokens takes a third of a pass. It
 takes a minute or two the first time, seconds when the compiler's cache on disk knows it. The decoder runs as it is
 until the code is ready, and for ever if compiling fails. Layers compiled one by one gained nothing on two threads:
-what each call costs ate it up.
+the cost of each call took all of it.
 
 Code is made for a number of threads. Torch would compile it anew in the middle of a pass that has another number. Such
 passes run as they are.
@@ -58,8 +58,8 @@ class CompiledDecoder:
         self._spent_s: dict[int, float] = {}  # by threads
         self._tried: set[int] = set()  # threads that compiling was begun for
         self._background: BackgroundCall | None = None
-        self._compiler: int | None = None  # thread that calls compiled code before all do
-        self._new: Callable[..., Any] | None = None  # its code
+        self._compiler: int | None = None  # thread that may call new code, before all threads do
+        self._new: Callable[..., Any] | None = None  # that new code
         model.decoder.forward = self._forward
         if wait:
             self._tried.add(torch.get_num_threads())
@@ -145,7 +145,7 @@ class CompiledDecoder:
 
 
 def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return compiled code of a `forward`, for one decoder that keeps its modules, hooks and packed weights.
+    """Return compiled code of a `forward`, for a single decoder that keeps its modules, hooks and packed weights.
 
     Before each call the code would check thousands of their attributes, which takes a tenth of a pass over one token.
     Only the other arguments and torch's global state are checked.
@@ -162,14 +162,14 @@ def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _is_argument(name: str, arguments: Collection[str]) -> bool:
     """Return True if a guard is about one of the arguments and not about the decoder, which is the first."""
     name = name.removeprefix("L['")
-    found = re.match(r"\w+", name)
-    return found is not None and found[0] in arguments and not re.match(r"args(\'\])?\[0\]", name)
+    match = re.match(r"\w+", name)
+    return match is not None and match[0] in arguments and not re.match(r"args(\'\])?\[0\]", name)
 
 
 def _copied(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with code of its own: compiled code is found by it, and is one decoder's alone."""
+    """Return the function with a copy of its code: compiled code is found by that, and must be one decoder's alone."""
     assert isinstance(function, FunctionType)
     code = function.__code__.replace(co_name=function.__code__.co_name)
-    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    own.__kwdefaults__ = function.__kwdefaults__
-    return own
+    copied = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied

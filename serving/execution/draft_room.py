@@ -56,7 +56,7 @@ def room_for(
 def _next_budget(
     settings: EngineConfig,
     target: LanguageModel,
-    held: Sequence[LanguageModel],
+    resident: Sequence[LanguageModel],
     new: LanguageModel,
     plan: CachePlan,
     feature_ids: Sequence[int],
@@ -67,6 +67,6 @@ def _next_budget(
     free = free_bytes(target.device)
     if free is None:
         return None
-    taken = 0 if plan.lazy else plan.bytes(held, feature_ids)  # lazy memory may never have been taken
+    taken = 0 if plan.lazy else plan.bytes(resident, feature_ids)  # lazy memory may never have been taken
     weights = sum(weight.numel() * weight.element_size() for weight in new.model.parameters())
     return SHARE * (free + taken - weights)

@@ -23,7 +23,7 @@ from distillspec.serving.execution.row_input import RowInput
 
 log = logging.getLogger(__name__)
 
-ROWS, WINDOW, PLACES = 3, 4, 64  # of the trial's passes, and of its cache
+ROWS, WINDOW, MAX_LEN = 3, 4, 64  # of the trial's passes, and of its cache
 OFF = 0.25  # largest error of a token's state, as a share of it: rounding grows with every layer, and in bfloat16 far
 REPEATS = 20  # passes that are timed
 
@@ -50,12 +50,12 @@ def faster(model: LanguageModel, fused: FusedLayers, cache: SlotCache, recorder:
     """Return the layers in few launches if a recorded pass takes less time with them. The log says how much.
 
     Args:
-        recorder: of its own. The engine's keeps what it records in one memory, and nothing of it may be dropped.
+        recorder: one for the trial alone. The engine's keeps all recordings in one memory, and none may be dropped.
     """
     with slot_attention_in(model.model), on_device(model.device):
-        own_s, fused_s = (_seconds(model, layers, cache, recorder) for layers in (_plain(model), fused.hidden))
-    log.info("%s: layers in few launches take %.2f of transformers' own time", model.name, fused_s / max(own_s, 1e-9))
-    return fused if fused_s < own_s else None
+        plain_s, fused_s = (_seconds(model, layers, cache, recorder) for layers in (_plain(model), fused.hidden))
+    log.info("%s: layers in few launches take %.2f of transformers' own time", model.name, fused_s / max(plain_s, 1e-9))
+    return fused if fused_s < plain_s else None
 
 
 def _plain(model: LanguageModel) -> Layers:
@@ -65,7 +65,7 @@ def _plain(model: LanguageModel) -> Layers:
 def _passes(model: LanguageModel, cache: SlotCache) -> list[FlatBatch]:
     """Return a pass over windows at the start of some slots, and one over a token behind each."""
     size = model.identity.vocab_size
-    tokens = [[(7 * place + 31 * row) % size for place in range(WINDOW + 1)] for row in range(ROWS)]
+    tokens = [[(7 * index + 31 * row) % size for index in range(WINDOW + 1)] for row in range(ROWS)]
     begins = [RowInput(row, 0, text[:WINDOW], WINDOW) for row, text in enumerate(tokens)]
     goes_on = [RowInput(row, WINDOW, text[WINDOW:]) for row, text in enumerate(tokens)]
     return [FlatBatch.of(cache, rows, model.device) for rows in (begins, goes_on)]
@@ -75,7 +75,7 @@ def _error(model: LanguageModel, fused: FusedLayers, like: SlotCache) -> float:
     """Return the error of a token's last state as a share of it: of two passes the larger median."""
     states = []
     for layers in (_plain(model), fused.hidden):
-        passes = _passes(model, SlotCache(ROWS, PLACES, like.attend))
+        passes = _passes(model, SlotCache(ROWS, MAX_LEN, like.attend))
         states.append([layers(batch.view, batch.tokens).float() for batch in passes])
     pairs = zip(*states, strict=True)
     errors = [((tried - plain).norm(dim=1) / plain.norm(dim=1)).median() for plain, tried in pairs]
@@ -84,7 +84,7 @@ def _error(model: LanguageModel, fused: FusedLayers, like: SlotCache) -> float:
 
 def _seconds(model: LanguageModel, layers: Layers, like: SlotCache, recorder: Recorder) -> float:
     """Return the seconds of a recorded pass over one token of each of some slots."""
-    batch = _passes(model, SlotCache(ROWS, PLACES, like.attend))[1]
+    batch = _passes(model, SlotCache(ROWS, MAX_LEN, like.attend))[1]
     tokens, view = batch.tokens, batch.view
     replay = recorder.record(lambda: layers(view, tokens))
 

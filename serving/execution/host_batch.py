@@ -11,7 +11,7 @@ from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.row_input import RowInput
 from distillspec.types import Ints
 
-NARROW = 16  # rows of at most so many tokens are windows of drafted tokens, which attend together. Longer ones: prompts
+NARROW = 16  # rows of at most so many tokens are windows of drafted tokens, which attend together, others prompts
 
 
 class HostBatch:
@@ -20,7 +20,7 @@ class HostBatch:
     Args:
         cache: that the rows are slots of.
         rows: in the order of their hidden states.
-        newest_alone: of each row's wanted tokens the first one alone is wanted.
+        newest_alone: only the first of each row's wanted tokens is wanted.
 
     Attributes:
         slots, starts: `[B]`, of the rows.
@@ -95,28 +95,31 @@ class HostGroup:
         start, count: its tokens in the batch.
         even: all rows have as many tokens.
         wide: some are trees, or see later tokens.
-        reach: places to read in each row.
+        reach: places to read in each slot.
     """
 
     def __init__(self, batch: HostBatch, cache: SlotCache, first: int, end: int) -> None:
-        self.rows, self.slots = batch.rows[first:end], batch.slots[first:end]
+        self.rows = batch.rows[first:end]
+        self.slots = batch.slots[first:end]
         self._counts = batch.counts[first:end]
-        self.start, self.width = int(batch.offsets[first]), int(self._counts.max())
+        self.start = int(batch.offsets[first])
+        self.width = int(self._counts.max())
         self.count = int(batch.offsets[end]) - self.start
         self.even = self.count == self.width * len(self.rows)
         self.wide = any(row.is_wide or row.mutual for row in self.rows)
         self.reach = cache.reach(max(row.end for row in self.rows))
         tokens = slice(self.start, self.start + self.count)
-        self._places, self._steps = batch.places[tokens], batch.steps[tokens]
+        self._places = batch.places[tokens]
+        self._steps = batch.steps[tokens]
         self._spare = cache.max_len  # place
 
     @property
     def rectangle(self) -> tuple[Ints, Ints, Ints]:
-        """The token at each place of the rectangle, and the place of each token.
+        """The token in each cell of the rectangle, and the cell of each token.
 
         Returns:
-            The token of the group and where it is written at each place, `[rows · width]`, and the place in the
-            rectangle of each token `[count]`. Places that only pad have the row's last token, written to the spare one.
+            The group's token in each cell and the place where it is written, both `[rows · width]`, and the cell of
+            each token `[count]`. Cells that only pad have the row's last token, written to the spare place.
         """
         if self.even:
             order = numpy.arange(self.count)
@@ -144,12 +147,12 @@ def _neighbours(rows: Sequence[RowInput]) -> list[tuple[int, int]]:
     A rectangle of neighbours is read from the cache without a copy. Prompts of unlike lengths would pad each other.
     """
     runs: list[tuple[int, int]] = []
-    for place, row in enumerate(rows):
-        joins = place > 0 and rows[place - 1].slot + 1 == row.slot and _alike(rows[place - 1], row)
-        runs.append((runs.pop()[0] if joins else place, place + 1))
+    for index, row in enumerate(rows):
+        joins = index > 0 and rows[index - 1].slot + 1 == row.slot and _alike(rows[index - 1], row)
+        runs.append((runs.pop()[0] if joins else index, index + 1))
     return runs
 
 
-def _alike(one: RowInput, other: RowInput) -> bool:
-    lengths = len(one.tokens), len(other.tokens)
+def _alike(row: RowInput, other: RowInput) -> bool:
+    lengths = len(row.tokens), len(other.tokens)
     return max(lengths) <= NARROW or lengths[0] == lengths[1]

@@ -45,10 +45,14 @@ class PassInputs:
         self._buffer = torch.from_numpy(self._blank).to(device, copy=True)
         named = dict(zip(sizes, [self._buffer[part] for part in self._parts], strict=True))
         self.tokens = named["tokens"][None]
-        self.last, self.ends = named["last"], named["ends"]
-        self._slots, self._places = named["slots"], named["places"]
-        self._queries, self._back = named["queries"], named["back"]
-        self._rectangle, self._order = named["rectangle"].view(rows, -1), named["order"]
+        self.last = named["last"]
+        self.ends = named["ends"]
+        self._slots = named["slots"]
+        self._places = named["places"]
+        self._queries = named["queries"]
+        self._back = named["back"]
+        self._rectangle = named["rectangle"].view(rows, -1)
+        self._order = named["order"]
         self._rows = torch.arange(rows, device=device)
 
     def batch(self) -> FlatBatch:
@@ -75,10 +79,10 @@ class PassInputs:
         order[: len(batch.rows)] = batch.slots
         for group in batch.groups:
             shape, first = (len(group.rows), group.width), group.rows[0].slot
-            at = (slice(first, first + len(group.rows)), slice(group.width))
-            token, place, inside = group.rectangle
-            queries.reshape(-1, width)[at] = token.reshape(shape) + group.start
-            rectangle.reshape(-1, width)[at] = place.reshape(shape)
-            row, column = numpy.divmod(inside, group.width)
+            cells_of_group = (slice(first, first + len(group.rows)), slice(group.width))
+            cell_tokens, cell_places, cells = group.rectangle
+            queries.reshape(-1, width)[cells_of_group] = cell_tokens.reshape(shape) + group.start
+            rectangle.reshape(-1, width)[cells_of_group] = cell_places.reshape(shape)
+            row, column = numpy.divmod(cells, group.width)
             back[group.start : group.start + group.count] = (row + first) * width + column
         return filled

@@ -84,16 +84,16 @@ class RecordedShapes:
         Every number of tokens of neighbouring rows from the first slot on, short contexts and single tokens before
         others.
         """
-        found, tokens = list[PassShape](), self.tokens or EXACT
+        shapes, tokens = list[PassShape](), self.tokens or EXACT
         for reach, width in product(self.reaches.steps, self.widths.steps):
             fewer = 0
             for rows in self.rows.steps:
                 # In a batch of rows some may have one token, and of windows at least one has more.
                 least, largest = fewer + 1 + (width > 1), rows * width
                 steps = [step for step in tokens.steps if tokens.up(least) <= step <= tokens.up(largest)]
-                found += [PassShape(step, rows, width, reach) for step in steps]
+                shapes += [PassShape(step, rows, width, reach) for step in steps]
                 fewer = rows
-        return sorted(found[:most], key=lambda shape: (shape.reach, shape.tokens, shape.rows), reverse=True)
+        return sorted(shapes[:most], key=lambda shape: (shape.reach, shape.tokens, shape.rows), reverse=True)
 
 
 def _reaches(cache: SlotCache) -> Ladder:

@@ -42,7 +42,7 @@ class RowInput:
 
     @property
     def depths(self) -> list[int]:
-        """Places of a tree's tokens behind `start`, as positions count them."""
+        """Positions of a tree's tokens, counted from `start`."""
         if self.tree is None:
             return list(range(len(self.tokens)))
         return [0, *self.tree.depths] if self.rooted else [depth - 1 for depth in self.tree.depths]

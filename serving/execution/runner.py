@@ -83,7 +83,7 @@ class ModelRunner:
 
     def read(self, rows: Sequence[RowInput]) -> Tensor:
         """Read all rows, windows and prompts alike, in one pass. Return last states `[Σ wanted, D]`, row by row."""
-        BackgroundCall.give_way()  # or take the threads back, whatever kind of pass this is
+        BackgroundCall.give_way()  # or take the threads back, before any kind of pass
         if (native := self._native_of(rows)) is not None:
             return self._read_native(native, rows)
         batch = self.prepare(rows)
@@ -126,7 +126,7 @@ class ModelRunner:
         return self._timed(batch)
 
     def _timed(self, batch: FlatBatch, states: Tensor | None = None, position: int = 0) -> Tensor:
-        """Run a pass as it is. Its time counts towards compiling."""
+        """Run a pass unrecorded. Its time counts towards compiling."""
         started = time.perf_counter()
         hidden = self.eager(batch, states, position)
         if self.prepared is not None and self.prepared.compiled is not None and self._native(batch) is None:
@@ -172,12 +172,12 @@ class ModelRunner:
         if all(row.wanted == len(row.tokens) for row in rows):
             return hidden
         ends = accumulate(len(row.tokens) for row in rows)
-        return hidden[[place for end, row in zip(ends, rows, strict=True) for place in range(end - row.wanted, end)]]
+        return hidden[[index for end, row in zip(ends, rows, strict=True) for index in range(end - row.wanted, end)]]
 
     def begin(self, batch: FlatBatch, count: int, *, recording: bool = False) -> Tensor:
         """Read the rows of a draft, for `count` drafted positions. Return what `follow` and `logits` carry on.
 
-        It is `[rows, …]`, one entry a row. What it holds is the kind's own affair: a last state `[rows, D]` here.
+        It is `[rows, …]`, one entry a row. What it holds depends on the kind of runner: a last state `[rows, D]` here.
 
         Args:
             recording: run the pass as it is, for a recorder around it.

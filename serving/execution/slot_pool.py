@@ -61,7 +61,7 @@ class SlotPool:
         reserved: sequence id → tokens it may grow to.
         contents: slot → the leading tokens whose keys and values the *target's* cache holds there.
         salts: slot → the salt of its text. Only requests with an equal one may reuse its prefix.
-        held: slot → tokens that it has memory for: at least those reserved, or once reserved by its last owner.
+        slot_tokens: slot → tokens that it has memory for: at least those reserved, or once reserved by its last owner.
     """
 
     def __init__(
@@ -81,7 +81,8 @@ class SlotPool:
         self.reserved: dict[str, int] = {}
         self.contents: list[list[int]] = [[] for _ in range(slots)]
         self.salts: list[Hashable] = [None] * slots
-        self.held, self.held_tokens = [0] * slots, 0  # by slot, and over all slots
+        self.slot_tokens = [0] * slots
+        self.held_tokens = 0  # of all slots together
         self._slot_of: dict[str, int] = {}
         self._used, self._now = [0] * slots, 0  # when each slot was last taken, released, or copied from
 
@@ -101,7 +102,7 @@ class SlotPool:
         return self.pages is not None and self.pages.shared > 0
 
     def shared_tokens(self, owners: Sequence[str]) -> dict[str, int]:
-        """Return how many tokens of each owner's pages one before it in `owners` holds too. Others are left out."""
+        """Return how many tokens of each owner's pages an earlier one of `owners` holds too. Zeros are left out."""
         if self.pages is None or not self.shares_pages:
             return {}
         counts = self.pages.held_before([self._slot_of[owner] for owner in owners])
@@ -141,7 +142,7 @@ class SlotPool:
             self.pages.resize(slot, 0)
             return []
         text = len(self.contents[prefix.slot])
-        readable = text - 1 if prefix.slot in self.owners else text  # its newest token is read once more
+        readable = text - 1 if prefix.slot in self.owners else text  # its newest token will be read once more
         return self.pages.share(slot, prefix.slot, prefix.length, readable)
 
     def _choose(self, prefix: Prefix | None) -> int:
@@ -166,7 +167,7 @@ class SlotPool:
         assert tokens <= self.max_len, f"{owner} wants {tokens} tokens in a slot of {self.max_len}"
         slot, drops = self._slot_of[owner], list[Drop]()
         self.reserved[owner] = tokens
-        wanted = tokens if self.pages is not None else max(tokens, self.held[slot])
+        wanted = tokens if self.pages is not None else max(tokens, self.slot_tokens[slot])
         while self._lacks(slot, wanted):
             given = self._given_back()
             if given is None:
@@ -180,12 +181,12 @@ class SlotPool:
         spare = self._spare()
         if spare:
             return self._trimmed(spare[0])
-        free = [slot for slot in range(self.slots) if self.held[slot] and slot not in self.owners]
+        free = [slot for slot in range(self.slots) if self.slot_tokens[slot] and slot not in self.owners]
         return self._drop(min(free, key=self._last_use)) if free else None
 
     def _spare(self) -> list[int]:
         """Return the slots whose owners hold more than they have reserved."""
-        return [slot for slot, owner in self.owners.items() if self.held[slot] > self.reserved[owner]]
+        return [slot for slot, owner in self.owners.items() if self.slot_tokens[slot] > self.reserved[owner]]
 
     def _trimmed(self, slot: int) -> Drop:
         """Give back what an owner holds beyond its reservation."""
@@ -197,7 +198,7 @@ class SlotPool:
         """Return True if there is no room for a slot to hold `tokens`."""
         if self.pages is not None:
             return self.pages.lacks(slot, tokens)
-        return self.held_tokens - self.held[slot] + tokens > self.token_budget
+        return self.held_tokens - self.slot_tokens[slot] + tokens > self.token_budget
 
     def record(self, slot: int, tokens: Sequence[int], start: int) -> None:
         """Record that the target has read `tokens` into `slot` from position `start` on."""
@@ -218,12 +219,12 @@ class SlotPool:
         """Return the slot of this salt that shares the longest prefix with `tokens`. Free ones first.
 
         Args:
-            slots: look at these only. None: at all, owned or not.
+            slots: look at these only. None: at all of them, owned or not.
         """
         best = Prefix(0, 0)
         for slot in range(self.slots) if slots is None else slots:
             text, probe = self.contents[slot], min(best.length, PROBE)
-            wanted = best.length + (slot in self.owners or best.slot not in self.owners)  # as long does if it is free
+            wanted = best.length + (slot in self.owners or best.slot not in self.owners)  # a free slot wins a tie
             if self.salts[slot] != salt or min(len(text), len(tokens)) < wanted or text[:probe] != tokens[:probe]:
                 continue
             length = common_length(text, tokens)
@@ -252,8 +253,8 @@ class SlotPool:
         return Drop(slot)
 
     def _hold(self, slot: int, tokens: int) -> None:
-        self.held_tokens += tokens - self.held[slot]
-        self.held[slot] = tokens
+        self.held_tokens += tokens - self.slot_tokens[slot]
+        self.slot_tokens[slot] = tokens
         if self.pages is not None:
             self.pages.resize(slot, tokens)
 
@@ -268,32 +269,31 @@ class SlotPool:
         assert owned.keys() == self.reserved.keys(), "reservations and owners differ"
         assert self.owners.keys() <= set(range(self.slots)), "an owned slot does not exist"
         assert all(0 < tokens <= self.max_len for tokens in self.reserved.values()), "a reservation exceeds its slot"
-        assert all(self.held[slot] >= self.reserved[owner] for owner, slot in owned.items()), (
+        assert all(self.slot_tokens[slot] >= self.reserved[owner] for owner, slot in owned.items()), (
             "less memory is held than reserved"
         )
-        assert sum(self.held) == self.held_tokens, "the held tokens are miscounted"
+        assert sum(self.slot_tokens) == self.held_tokens, "the held tokens are miscounted"
         if self.pages is None:
             assert self.held_tokens <= self.token_budget, "more tokens held than the budget allows"
         else:
             self.pages.check_integrity()
             assert not self._spare(), "an owner holds more pages than it has reserved"
-            assert [len(table) for table in self.pages.tables] == [self.pages.needed(held) for held in self.held], (
-                "slots have other pages than they hold tokens"
-            )
+            needed = [self.pages.needed(tokens) for tokens in self.slot_tokens]
+            assert [len(table) for table in self.pages.tables] == needed, "slots have other pages than they hold tokens"
         assert self.reserved_tokens <= self.token_budget, "more tokens reserved than the budget allows"
         assert all(len(text) <= self.max_len for text in self.contents), "a slot holds more than fits"
-        texts = zip(self.contents, self.held, strict=True)
-        assert all(len(text) <= held for text, held in texts), "a text has less memory than it takes"
+        texts = zip(self.contents, self.slot_tokens, strict=True)
+        assert all(len(text) <= tokens for text, tokens in texts), "a text has less memory than it takes"
 
 
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+def common_length(text: Sequence[int], other: Sequence[int]) -> int:
     """Count equal leading tokens, by bisection: comparing slices is much faster than a loop. Most texts part early."""
-    agree, end = 0, min(len(one), len(other))
-    if one[:PROBE] != other[:PROBE]:
+    agree, end = 0, min(len(text), len(other))
+    if text[:PROBE] != other[:PROBE]:
         end = min(end, PROBE)
     while agree < end:
         middle = (agree + end + 1) // 2
-        if one[agree:middle] == other[agree:middle]:
+        if text[agree:middle] == other[agree:middle]:
             agree = middle
         else:
             end = middle - 1

@@ -25,7 +25,7 @@ from distillspec.serving.execution.runner import ModelRunner
 class StateRunner(ModelRunner):
     """Feeds each token the target's states of the token before it, or the draft's own where the target has none yet.
 
-    What it keeps of tokens that followed its own states differs from what it keeps of text: they are read again when
+    Keys and values of tokens that followed its own states differ from those of text: such tokens are read again when
     they are text. Passes are not recorded alone, only in whole draft loops.
 
     Args:
@@ -47,7 +47,7 @@ class StateRunner(ModelRunner):
         self._columns: tuple[tuple[int, ...], Tensor | None] = ((), None)  # for these states of the source
 
     def read(self, rows: Sequence[RowInput]) -> Tensor:
-        """See `ModelRunner.read`. Of text that nobody wants the states of, a single layer computes keys and values."""
+        """See `ModelRunner.read`. Of text whose states nobody wants, a single layer computes keys and values alone."""
         if not self._keeps_keys_alone or any(row.wanted for row in rows):
             return super().read(rows)
         BackgroundCall.give_way()
@@ -89,8 +89,8 @@ class StateRunner(ModelRunner):
 
     def _features(self) -> Tensor:
         """Return the target's states. They are there before it reads anything: a recorded loop keeps their address."""
-        if (held := self.source.features) is not None:
-            return held  # finding the model's head for the next line takes as long as a small product
+        if (features := self.source.features) is not None:
+            return features  # finding the model's head for the next line takes as long as a small product
         like = between(self.model.head.weight[:0], self._source_device)
         return self.source.kept_states(like, self._input.target_width)
 
@@ -98,7 +98,7 @@ class StateRunner(ModelRunner):
         """Return the fused states `[N, D]` of the tokens before each, zero at the start of a text."""
         places = batch.view.places
         states = self._handed_over(batch.view.slots, (places - 1).clamp(min=0))
-        if (columns := self._own_columns(self._input.target_width)) is not None:
+        if (columns := self._draft_columns(self._input.target_width)) is not None:
             states = states.index_select(-1, columns)
         fused = self._input.fuse(states)
         # No product with a mask: what a slot held before may be NaN, and NaN times 0 is NaN.
@@ -111,7 +111,7 @@ class StateRunner(ModelRunner):
         rows, places = self.source.located(slots, places)
         return between(features[rows, 0, places], self.model.device)
 
-    def _own_columns(self, width: int) -> Tensor | None:
+    def _draft_columns(self, width: int) -> Tensor | None:
         """Return where the draft's states are among those that the target keeps, None if they are the same."""
         kept = self.source.state_ids
         if kept == self.model.state_ids:

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 RETRY_S = 10.0  # after background work failed
-EXPIRE_S = 600.0  # between two looks for answers that are older than the log keeps
+EXPIRE_S = 600.0  # between two searches for answers that are older than the log keeps
 IDLE_AFTER_S = 2.0  # without a running request the engine counts as idle
 
 
@@ -75,7 +75,9 @@ class Adaptation:
         report: Report | None = None,
         wake: Callable[[], None] | None = None,
     ) -> None:
-        self.engine, self.settings, self.layout = engine, settings, settings.layout
+        self.engine = engine
+        self.settings = settings
+        self.layout = settings.layout
         key = LogKey.of(engine.target.identity, settings.replay.entries)
         self.replay = ReplayLog(self.layout.replay, key, settings.replay, seed=settings.seed)
         report = report or MetricsLog(self.layout.root / "metrics.jsonl", LOG_BYTES).add
@@ -122,7 +124,7 @@ class Adaptation:
         self.writer.start()
         keep_answers(self.engine, self.layout, self.tap.left_out, redacted=self._redacts)
         self.engine.observer, self.engine.may_keep = self.observe, self.tap.admits
-        # A request's prompt is read in its first step: beside a running trainer that took ten times as long.
+        # A request's prompt is read in its first step. Beside a running trainer that took ten times as long.
         self.engine.before_step = partial(self.trainer.set_busy, True)
         for name, work in (("gatekeeper", self.pool.judge), ("trainer-watch", self._keep_house)):
             thread = threading.Thread(target=self._repeat, args=(work, POLL_S), name=name, daemon=True)
@@ -202,7 +204,7 @@ class Adaptation:
 
         Covered: its running answers and those waiting to be written, shards, manifest and exports, what proposers keep
         in memory and on disk, the prompts that idle slots remember and the values of the KV caches (of all tenants),
-        and the result of an update under way. Of requests that run, nothing is kept when they have ended.
+        and the result of an update under way. Of requests that run now, nothing is kept after their end.
         Not covered: earlier versions, copies of exports, backups, and the tenant's name in the list of deletions. Its
         next requests are logged again: see `exclude_tenant`.
 

@@ -140,15 +140,15 @@ def load_redaction(settings: OnlineSettings) -> Redaction | None:
         return None
     module, _, name = settings.replay.redaction.partition(":")
     try:
-        found: Redaction = getattr(importlib.import_module(module), name)
+        redaction: Redaction = getattr(importlib.import_module(module), name)
     except Exception as error:  # a module of the user's may raise anything
         raise ConfigError(
             f"replay.redaction={settings.replay.redaction} cannot be imported: {type(error).__name__}: {error}; name "
             "MODULE:FUNCTION, of a module that is installed or in a folder of PYTHONPATH"
         ) from error
-    if not callable(found):
+    if not callable(redaction):
         raise ConfigError(f"replay.redaction={settings.replay.redaction} is no function; name MODULE:FUNCTION")
-    return found
+    return redaction
 
 
 def _no_draft(settings: OnlineSettings) -> ConfigError:

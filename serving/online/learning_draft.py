@@ -33,7 +33,7 @@ class LearningDraft:
     """A server's only draft, or one of its pool. A specialist on trial is not in the engine yet.
 
     Args:
-        registry, replay: of the folder. It takes its own part of them.
+        registry, replay: of the folder. The draft takes its own part of them.
         load: of the engine's steps.
         at_cost: returns the share of the pool's tokens that one more draft costs.
 

@@ -26,14 +26,14 @@ from distillspec.serving.step.commit import Emission
 
 log = logging.getLogger(__name__)
 
-CLONE_AGAIN_S = 600  # after one that failed
+CLONE_AGAIN_S = 600  # after a clone that failed
 
 
 class LearningPool:
     """The drafts, each with its own versions and its own gate.
 
-    The engine's thread counts (`watch`, `take`, `finish`), the gate's judges, and one more keeps house. Which drafts
-    there are is changed by one thread at a time.
+    The engine's thread counts (`watch`, `take`, `finish`), the gate's thread judges, and a third adds and withdraws
+    drafts. The list of drafts is changed by one thread at a time.
 
     Raises:
         ConfigError: no version of a draft is promoted.

@@ -25,7 +25,7 @@ from distillspec.serving.online.training.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
-URGENT_S = 60.0  # that suspicions of one version may slow requests down, and keep updates waiting
+URGENT_S = 60.0  # for which suspicions of a version may slow requests down and delay updates
 
 
 class TrainerLink:
@@ -122,11 +122,11 @@ class TrainerLink:
                 back.
         """
         until_s = self._urgent_until(suspects)
-        told = until_s if suspects else None
-        if told != self._suspects_until_s or (suspects and self._was_contradicted()):
+        suspects_until_s = until_s if suspects else None
+        if suspects_until_s != self._suspects_until_s or (suspects and self._was_contradicted()):
             try:
                 self._tell(suspected=bool(suspects), urgent_until_s=until_s)
-                self._suspects_until_s = told
+                self._suspects_until_s = suspects_until_s
             except (OSError, RunError) as error:  # a full disk, above all: it is told again
                 log.error("the trainer is not told of suspicions: %s", error)
         if self.supervisor is not None:
@@ -136,11 +136,11 @@ class TrainerLink:
             self._report_trouble(self.supervisor)
 
     def _was_contradicted(self) -> bool:
-        """Return True if another server, which suspects nothing, has said so since."""
+        """Return True if another server, which suspects nothing, has written that since."""
         return not TrainerControl.read(self.layout.control).suspected
 
     def _urgent_until(self, suspects: Collection[str]) -> float:
-        """Return until when suspicions go before all else, 0 for none. A version has one such while."""
+        """Return until when suspicions go before all else, 0 for none. Each version has such a time once."""
         for name in suspects:
             self._urgent_until_s.setdefault(name, self.replay.clock() + URGENT_S)
         return max([self._urgent_until_s[name] for name in suspects], default=0.0)
@@ -216,7 +216,7 @@ class TrainerLink:
     def _has_work(self) -> bool:
         """Return True if something is to be judged, or half of the text for an update is there.
 
-        A start takes as long, beside traffic, as the other half takes to come.
+        Beside traffic, a start takes about as long as the other half of the text takes to come.
         """
         if self.paused:
             return False
@@ -263,7 +263,7 @@ class TrainerLink:
 
     @contextmanager
     def _telling(self) -> Iterator[TrainerControl]:
-        """Give what the file says now, and write `_control` to it afterwards. Other servers change it too."""
+        """Yield what the file says now, and write `_control` to it afterwards. Other servers change it too."""
         with self._lock, held(self.layout.trainer / "control.lock"):
             yield TrainerControl.read(self.layout.control)
             self._control.write(self.layout.control)

@@ -12,55 +12,55 @@ from distillspec.serving.base.rows import RowView
 from distillspec.serving.base.tree import LOOKUP, SUFFIX
 from distillspec.types import Floats
 
-DOMAINS, WORDS = 32, 128  # places that domains and prompt tokens are hashed to
+DOMAINS, WORDS = 32, 128  # entries that domains and prompt tokens are hashed to
 LONG_ANSWER = 256.0  # tokens
 LONG_MATCH = 64  # tokens
-PLAIN = 3  # features before the domains: a constant, and those of `place_in_text`
+PLAIN = 3  # features before the domains: a constant, and those of `progress_of`
 SIZE = PLAIN + DOMAINS + WORDS
 START = 0.0  # log-odds of acceptance before anything was seen
 # Precision of the weights before anything was seen. There are many words, and each says little: with the precision of
-# the others, together they would leave every draft in doubt for ever.
+# the other features they would together leave every draft in doubt for ever.
 PRIOR = numpy.concatenate([numpy.full(PLAIN + DOMAINS, 3.0), numpy.full(WORDS, 30.0)])
 OF_A_DRAFT = numpy.maximum(PRIOR, 8.0)  # of what one draft adds to what all have in common
 LEAST_CHANCE = 0.05  # that an evaluation, or a ratio to an old draft, is believed
 CORRELATED = 0.25  # weight of a trial: those of one answer are alike
 MEMORY = 2000.0  # trials after which evidence has half its weight
-QUICK, SURPRISE = 0.02, 4.0  # weight of a step in the recent error, and the standard errors of it that mean a change
-KEPT = 0.1  # share of the evidence that is left after one
+QUICK, SURPRISE = 0.02, 4.0  # weight of a step in the recent error, and how many of its standard errors mean a change
+KEPT = 0.1  # share of the evidence that is left after a change
 
 
 def features(row: RowView) -> Floats:
-    """Return what is known of a request `[SIZE]`: its domain, the tokens of its prompt, and its place in the answer.
+    """Return what is known of a request `[SIZE]`: its domain, its prompt's tokens, and how far its answer has come.
 
     Tokens and names are hashed, so that neither vocabulary nor domains have to be known.
     """
-    found = numpy.zeros(SIZE)
-    found[0] = 1.0
-    found[1:PLAIN] = place_in_text(row)
-    found[PLAIN + domain_place(row)] = 1.0
+    vector = numpy.zeros(SIZE)
+    vector[0] = 1.0
+    vector[1:PLAIN] = progress_of(row)
+    vector[PLAIN + domain_index(row)] = 1.0
     if row.prompt:
         tokens = numpy.unique(numpy.array(row.prompt, dtype=numpy.int64))
         counts = numpy.bincount((tokens * 2654435761 >> 7) % WORDS, minlength=WORDS).astype(float)
-        found[PLAIN + DOMAINS :] = counts / numpy.linalg.norm(counts)
-    return found
+        vector[PLAIN + DOMAINS :] = counts / numpy.linalg.norm(counts)
+    return vector
 
 
-def domain_place(row: RowView) -> int:
-    """Return which of the `DOMAINS` places a row's domain has."""
+def domain_index(row: RowView) -> int:
+    """Return which of the `DOMAINS` entries a row's domain has."""
     return crc32(row.domain.encode()) % DOMAINS
 
 
 def of_domain(row: RowView) -> Floats:
     """Return features that say of a request that it is of its domain, and no more."""
-    found = numpy.zeros(SIZE)
-    found[[0, PLAIN + domain_place(row)]] = 1.0
-    return found
+    vector = numpy.zeros(SIZE)
+    vector[[0, PLAIN + domain_index(row)]] = 1.0
+    return vector
 
 
-def place_in_text(row: RowView) -> tuple[float, float]:
+def progress_of(row: RowView) -> tuple[float, float]:
     """Return the features that change while an answer grows, in [0, 1]: tokens written, and of the longest match.
 
-    The match is that of a lookup, with the logarithm of its tokens, 0 without one.
+    The match is that of a lookup. It counts by the logarithm of its tokens, 0 without a match.
     """
     match = max([option.match for option in row.options if option.source in (LOOKUP, SUFFIX)], default=0)
     written = row.context_tokens - len(row.prompt)
@@ -68,10 +68,10 @@ def place_in_text(row: RowView) -> tuple[float, float]:
 
 
 def moved(known: Floats, row: RowView) -> Floats:
-    """Return the features of a request whose answer has come to another place."""
-    found = known.copy()
-    found[1:PLAIN] = place_in_text(row)
-    return found
+    """Return the features of a request whose answer has grown."""
+    vector = known.copy()
+    vector[1:PLAIN] = progress_of(row)
+    return vector
 
 
 @dataclass
@@ -115,12 +115,12 @@ class Accepting:
         self.precision += CORRELATED * variance * known**2
 
     def forget(self, share: float = 1.0) -> None:
-        """Forget a share of the evidence, not what it said."""
+        """Forget a share of the evidence. The means of the weights stay."""
         self.precision = self.prior + (self.precision - self.prior) * (1 - share)
         self._error = self._variance = 0.0
 
     def change(self, acceptance: float) -> None:
-        """Go on for a draft that is another now, with this acceptance over that of the old one."""
+        """Go on for a draft that was replaced. `acceptance`: of the new one over that of the old one."""
         self.forget(1 - KEPT)
         before = sigmoid(float(self.weights[0]))
         self.weights[0] += _log_odds(acceptance * before) - _log_odds(before)

@@ -22,9 +22,9 @@ class Answer:
     belief: float | None
     kind: Hashable = None  # of its request, for which drafts are tried
     loss: float = 0.0  # tokens that all rows lose for each that it writes, if its draft is not expected to be the best
-    coming: str | None = None  # the draft that it switches to when that has read its text
+    coming: str | None = None  # the draft that it switches to once that draft has read its text
     coming_loss: float = 0.0  # its `loss` from then on
-    # What drafts would bring it, behind their names and whether it is alone.
+    # What drafts would bring it. Before that, their names, and True if it is alone.
     prospect: tuple[tuple[Sequence[str], bool], Prospect] | None = None
     learnt: dict[str, Tried] = field(default_factory=dict)  # tokens of each draft that were learnt from
     # Steps, tokens tried and tokens accepted of each draft since then.

@@ -40,7 +40,7 @@ class Selection(Protocol):
     losses: Losses  # what trials and all choices have cost so far, as far as that is estimated
     beliefs: Mapping[str, float]  # rows → P(a token of the chosen draft is accepted), where that is known of the row
     coming: Mapping[str, str]  # rows → the draft that each will switch to soon, so that it reads their texts ahead
-    collapsed: list[str]  # drafts that are accepted no more, for the controller to take out and tell the one inside
+    collapsed: list[str]  # drafts that are accepted no more. The controller takes them out, and tells the one inside
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         """Return the member of each row, one of its `members_of`. Asked again about the same step it answers alike."""
@@ -51,7 +51,7 @@ class Selection(Protocol):
         ...
 
     def draft_changed(self, change: DraftChange) -> None:
-        """Learn that a draft is another now, new or gone."""
+        """Learn that a draft was replaced, added or removed."""
         ...
 
 
@@ -71,7 +71,7 @@ class RecentRows:
 
 
 class SelectionState:
-    """State that selections share. At first nothing is on trial, estimated, known of rows, coming, or collapsed.
+    """State that selections share. At first nothing is on trial, estimated, believed, coming or collapsed.
 
     Args:
         free: see `SelectionParts`.
@@ -88,7 +88,7 @@ class SelectionState:
         self._recent = RecentRows()
 
     def rows_to_keep(self, result: StepResult) -> set[str] | None:
-        """Count a step. Return now and then the rows that may still be there, for others to be forgotten, else None."""
+        """Count a step. Now and then return the rows that may still be there: others can be forgotten. Else None."""
         self.steps += 1
         return self._recent.rows_to_keep(result)
 

@@ -87,11 +87,11 @@ class LookupElseModel(Fixed):
     """A source without a model where it has something to propose, else the first draft."""
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
-        found = dict(super().choose(rows))
+        choices = dict(super().choose(rows))
         for row in rows:
             if any(option.limit and not option.drafted_by_model for option in row.options):
-                found[row.sequence_id] = None
-        return found
+                choices[row.sequence_id] = None
+        return choices
 
 
 class Drawn(ByRequest):
@@ -119,7 +119,7 @@ class EpsilonGreedy(ByRequest):
         self.seed, self.epsilon = parts.seed, epsilon
         self._rewards, self._meter = Rewards(), LossMeter(parts.latency)
         self.losses = self._meter.losses
-        self._tried: dict[str, str] = {}  # rows, and a draft that each was drawn, beside the best one
+        self._tried: dict[str, str] = {}  # rows that tried a drawn draft in place of the best one, and that draft
 
     def pick(self, row: RowView, drafts: Sequence[str]) -> str:
         draws, rates = Random(f"{self.seed}/{row.sequence_id}"), self._rewards.rates(ALL)
@@ -132,9 +132,9 @@ class EpsilonGreedy(ByRequest):
         return drawn
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
-        found = super().choose(rows)
-        self.on_trial = {name for name, source in found.items() if source and self._tried.get(name) == source}
-        return found
+        choices = super().choose(rows)
+        self.on_trial = {name for name, source in choices.items() if source and self._tried.get(name) == source}
+        return choices
 
     def learn(self, result: StepResult, chosen: Choices) -> None:
         rewards = row_rewards(result, chosen)

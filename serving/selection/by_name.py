@@ -84,9 +84,9 @@ def compared_selection(
     elif name not in SELECTIONS:
         known = ", ".join([*SELECTIONS, *members])
         raise ConfigError(f"selections: {name} is no selection and no draft; use some of {known}")
-    made = with_selection(inside, name, drafts, options, seed=seed, expected=expected, free=free)
-    made.costs = costs
-    return made
+    controller = with_selection(inside, name, drafts, options, seed=seed, expected=expected, free=free)
+    controller.costs = costs
+    return controller
 
 
 def check_selection(name: str, options: Mapping[str, Any]) -> None:

@@ -11,10 +11,10 @@ from distillspec.serving.selection.accepting import sigmoid
 from distillspec.types import Floats
 
 COLLAPSED_ACCEPTANCE = 0.05  # P(a token is accepted) of a draft that has collapsed
-# P(a token is accepted): the least that is expected where a draft can collapse, and the most that is believed of one.
+# P(a token is accepted): the least that is expected of a draft that can collapse, and the most that is believed.
 LEAST_USUAL, MOST_USUAL = 0.2, 0.9
-MOST_ANSWER_NATS = 6.0  # that one answer tells, for or against: texts differ, and the tokens of one are alike
-# What three answers tell, which is enough. It doubles with each collapse before, so often at most.
+MOST_ANSWER_NATS = 6.0  # that one answer tells, for or against: texts differ, and the tokens of a text are alike
+# What three answers tell is enough. The threshold doubles with each earlier collapse, at most this often.
 COLLAPSE_NATS, MOST_DOUBLINGS = 15.0, 2
 RETEST_TOKENS = 64  # of a draft that has collapsed, by which it is judged again
 
@@ -43,7 +43,7 @@ class CollapseTest:
     _accepted: int = 0
 
     def expects(self, text_weights: Floats, draft_weights: Floats) -> None:
-        """Take what is known now for what was known before a collapse, while nothing tells of one."""
+        """Remember what is known now as what was known before a collapse, while nothing points to one."""
         if not self._nats and not self.has_collapsed:
             self.text_weights, self.draft_weights = text_weights, draft_weights
 

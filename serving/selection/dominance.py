@@ -6,13 +6,13 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.selection.accepting import domain_place
+from distillspec.serving.selection.accepting import domain_index
 from distillspec.serving.selection.base import drafts_of
 
 # Standard deviations that the best draft may be worse, and each other one better, and it is still the best.
 SURE_DEVIATIONS = 1.5
 CALM_ANSWERS = 64  # answers in a row that began with the same draft for certain
-ACCEPTANCE_DROP = 0.08  # of P(a token is accepted), since it was certain: a change, more than an estimate wavers by
+ACCEPTANCE_DROP = 0.08  # of P(a token is accepted) since it was certain: more than an estimate wavers, so a change
 
 
 @dataclass
@@ -28,12 +28,12 @@ class Dominance:
     _calm: int = 0
 
     def changed(self) -> None:
-        """Begin anew: a draft is another, or other than before."""
+        """Begin anew: a draft was replaced, or has changed."""
         self.draft, self._calm = None, 0
         self._certain.clear()
 
     def doubted(self) -> None:
-        """Count an answer that another draft may be better for, or one that left its draft."""
+        """Count an answer for which another draft may be better, or that left its draft."""
         self._calm = 0
 
     def is_certain(self, kind: Hashable, draft: str, chance: float) -> None:
@@ -42,7 +42,7 @@ class Dominance:
         Args:
             chance: P(a token of it is accepted).
         """
-        if any(other != draft for other, _ in self._certain.values()):  # also if it was another for this kind before
+        if any(other != draft for other, _ in self._certain.values()):  # also if this kind had another one before
             self._calm = 0
         self._certain[kind] = draft, chance
         self._calm += 1
@@ -61,5 +61,5 @@ class Dominance:
 
 
 def kind_of(row: RowView, rows: Sequence[RowView]) -> Hashable:
-    """Return what requests are told apart by, for one draft to be the best: domain, rows that share passes, drafts."""
-    return domain_place(row), len(rows).bit_length(), tuple([option.source for option in drafts_of(row)])
+    """Return the kind of a request, by which the best draft is told: its domain, rows that share passes, and drafts."""
+    return domain_index(row), len(rows).bit_length(), tuple([option.source for option in drafts_of(row)])

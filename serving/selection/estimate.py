@@ -14,7 +14,7 @@ from distillspec.serving.selection.collapse_test import CollapseTest
 from distillspec.types import Floats
 
 STRENGTH = 30.0  # trials that the estimate by features is worth beside a request's own
-ALIKE = 0.35  # of what a request's trials of other drafts say against the estimate holds for a draft too
+ALIKE = 0.35  # share of the surprise in a request's trials of other drafts that holds for a draft too
 MOST_OFFSET = 1.0  # log-odds
 
 
@@ -63,30 +63,30 @@ class DraftsAcceptance:
         """Return P(accepted) at the mean of the log-odds."""
         return sigmoid(self.log_odds(source, known)[0])
 
-    def chances(self, known: Floats, own: Mapping[str, Tried], sources: Sequence[str]) -> list[float]:
+    def chances(self, known: Floats, own_trials: Mapping[str, Tried], sources: Sequence[str]) -> list[float]:
         """Return P(accepted) of each draft for a request with trials of its own.
 
-        Those of the other drafts count for a part: a text may be harder for all of them. Trials are compared with what
-        was expected where they were made, which may be another place of the answer.
+        Trials of the other drafts count in part: a text may be harder for all of them. Trials are compared with what
+        was expected when they were made, perhaps earlier in the answer.
         """
-        expected = {name: self.log_odds(name, trials.known)[0] for name, trials in own.items()}
+        expected = {name: self.log_odds(name, trials.known)[0] for name, trials in own_trials.items()}
         misses, doubts = dict[str, float](), dict[str, float]()
-        for name, (tried, accepted, _) in own.items():
+        for name, (tried, accepted, _) in own_trials.items():
             if self._collapse_test(name).has_collapsed:
                 continue
             chance = sigmoid(expected[name])
             misses[name], doubts[name] = accepted - tried * chance, tried * chance * (1 - chance)
-        found = []
+        chances = []
         for name in sources:
             miss = sum(misses.values()) - misses.get(name, 0.0)
             doubt = sum(doubts.values()) - doubts.get(name, 0.0)
             offset = max(-MOST_OFFSET, min(MOST_OFFSET, ALIKE * miss / (doubt + STRENGTH / 4)))
             chance = sigmoid(self.log_odds(name, known)[0] + offset)
-            if (trials := own.get(name)) is not None:
+            if (trials := own_trials.get(name)) is not None:
                 surprise = trials.accepted - trials.tried * sigmoid(expected[name] + offset)
                 chance = max(0.0, min(1.0, chance + surprise / (trials.tried + STRENGTH)))
-            found.append(chance)
-        return found
+            chances.append(chance)
+        return chances
 
     @property
     def surprises(self) -> int:
@@ -102,7 +102,7 @@ class DraftsAcceptance:
         return self._relative[source]
 
     def survival(self, source: str, chance: float) -> Floats:
-        """Return P(the first 1 … `most` tokens are all accepted), where a token is with this chance in the mean."""
+        """Return P(the first 1 … `most` tokens are all accepted), where `chance` is the mean P(a token is accepted)."""
         return numpy.minimum(1.0, chance * self.relative(source)).cumprod()
 
     def learn(
@@ -136,7 +136,7 @@ class DraftsAcceptance:
                 counts[:, trial.depth - 1] += 1, trial.accepted
 
     def changed(self, change: DraftChange) -> None:
-        """Go on for a draft that is another now. Of one that is new, what the old one did says nothing."""
+        """Go on for a draft that was replaced. The old one's trials say nothing of a new draft."""
         self._collapse_tests.pop(change.source, None)
         if change.acceptance is None:
             self._drafts.pop(change.source, None)
@@ -154,13 +154,13 @@ class DraftsAcceptance:
         return self._collapse_tests.setdefault(source, CollapseTest())
 
     def _blame(self, source: str) -> None:
-        """Put down to a draft that has collapsed what was put down to the text, and doubt what is known of all drafts.
+        """Blame a draft that has collapsed for what the text was blamed for, and doubt what is known of all drafts.
 
-        The others were perhaps not tried for long, and meanwhile they were taken for as bad as the text seemed to be.
+        The others were perhaps not tried for long. Meanwhile they were taken to be as bad as the text seemed.
         """
         draft, text_weights = self._draft(source), self._collapse_tests[source].text_weights
         draft.weights = draft.weights + (self._common.weights - text_weights)
         self._common.weights = text_weights
-        self._common.forget(0.0)  # but the errors
+        self._common.forget(0.0)  # all but the errors
         for each in self._drafts.values():
             each.forget(1 - KEPT)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy
 
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.selection.accepting import domain_place, sigmoid
+from distillspec.serving.selection.accepting import domain_index, sigmoid
 from distillspec.serving.selection.base import SelectionParts
 from distillspec.serving.selection.batch import NO_DRAFT, Prospect
 from distillspec.serving.selection.dominance import SURE_DEVIATIONS
@@ -38,13 +38,13 @@ class FirstChances(NamedTuple):
     def doubting(self, best: int) -> list[float]:
         """Return chances at which the best member is worse than it is expected to be, and each other one better."""
         return [
-            sigmoid(mean + (-SURE_DEVIATIONS if place == best else SURE_DEVIATIONS) * deviation)
-            for place, (mean, deviation) in enumerate(self.log_odds)
+            sigmoid(mean + (-SURE_DEVIATIONS if index == best else SURE_DEVIATIONS) * deviation)
+            for index, (mean, deviation) in enumerate(self.log_odds)
         ]
 
 
 class FirstDraft(NamedTuple):
-    """Choice of a member for a new answer. Members are told by their places among the names.
+    """Choice of a member for a new answer. Members are told by their indices among the names.
 
     chosen: by the drawn chances.
     best: by the mean ones.
@@ -81,7 +81,7 @@ class FirstDrafts:
         Args:
             known: features of the row.
         """
-        draws, kind = Random(f"{self.parts.seed}/{row.sequence_id}"), domain_place(row)
+        draws, kind = Random(f"{self.parts.seed}/{row.sequence_id}"), domain_index(row)
         log_odds = [self._acceptance.log_odds(name, known) for name in names]
         mean = [sigmoid(center) for center, _ in log_odds]
         drawn = [sigmoid(center + draws.gauss(0, 1) * deviation) for center, deviation in log_odds]
@@ -101,20 +101,20 @@ class FirstDrafts:
         """Choose the member with which all rows together get the most tokens a second, by the drawn chances.
 
         Args:
-            able: places of the members that may draft for the row. Of equal ones the first is chosen.
-            others: prospects of the other rows, and the places of their members `[n]`.
+            able: indices of the members that may draft for the row. Of equal ones the first is chosen.
+            others: prospects of the other rows, and the indices of their members `[n]`.
         """
-        beside, places = others[0], numpy.append(others[1], NO_DRAFT)
+        beside, row_drafts = others[0], numpy.append(others[1], NO_DRAFT)
         prospects = [self._prospects.of(row, names, each) for each in (chances.mean, chances.drawn)]
         expected, by_drawn = (self._prospects.batch([*beside, prospect], names) for prospect in prospects)
-        price = expected.rate(places)
-        rates, drawn_rates = (batch.rates(places, len(beside), price) for batch in (expected, by_drawn))
-        chosen = max(able, key=lambda place: drawn_rates[place])
-        best = max(able, key=lambda place: rates[place])
-        places[-1] = chosen
-        rate = expected.rate(places, price, by_drawn) if any(chances.least) else rates[chosen]
-        lost = len(places) * (rates[best] / rate - 1)
+        price = expected.rate(row_drafts)
+        rates, drawn_rates = (batch.rates(row_drafts, len(beside), price) for batch in (expected, by_drawn))
+        chosen = max(able, key=lambda index: drawn_rates[index])
+        best = max(able, key=lambda index: rates[index])
+        row_drafts[-1] = chosen
+        rate = expected.rate(row_drafts, price, by_drawn) if any(chances.least) else rates[chosen]
+        lost = len(row_drafts) * (rates[best] / rate - 1)
         doubting = self._prospects.of(row, names, chances.doubting(best))
-        worst = self._prospects.batch([*beside, doubting], names).rates(places, len(beside), price)
-        is_certain = chosen == best == max(able, key=lambda place: worst[place])
+        worst = self._prospects.batch([*beside, doubting], names).rates(row_drafts, len(beside), price)
+        is_certain = chosen == best == max(able, key=lambda index: worst[index])
         return FirstDraft(chosen, best, is_certain, lost, prospects[0])

@@ -1,4 +1,4 @@
-"""Sources without a model beside the drafts: in which share of the steps they draft in place of a draft."""
+"""Sources without a model beside the drafts: the share of the steps in which they draft and no draft does."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from distillspec.serving.base.acceptance import Trial
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.selection.accepting import domain_place
+from distillspec.serving.selection.accepting import domain_index
 
-STRENGTH = 30.0  # steps that the share of its domain is worth beside an answer's own
+STRENGTH = 30.0  # steps that the share of an answer's domain counts for, beside the answer's own
 MEMORY = 2000.0  # steps of a domain after which evidence has half its weight
 SHARE = 0.2  # that is assumed while nothing is known of a domain
 
@@ -35,9 +35,9 @@ class FreeShare:
         by_source = list(trials)
         self._accepted.update([trial.source for trial in by_source if trial.accepted and trial.source in self.sources])
         free = bool(by_source) and all(trial.source in self.sources for trial in by_source)
-        steps, free_steps = self._steps.get(domain_place(row), (0.0, 0.0))
+        steps, free_steps = self._steps.get(domain_index(row), (0.0, 0.0))
         kept = 0.5 ** (1 / MEMORY)
-        self._steps[domain_place(row)] = kept * steps + 1, kept * free_steps + free
+        self._steps[domain_index(row)] = kept * steps + 1, kept * free_steps + free
         return free
 
     def of(self, row: RowView, steps: int, free: int) -> float:
@@ -49,7 +49,7 @@ class FreeShare:
         """
         if not self.sources:
             return 0.0
-        domain_steps, free_steps = self._steps.get(domain_place(row), (0.0, 0.0))
+        domain_steps, free_steps = self._steps.get(domain_index(row), (0.0, 0.0))
         usual = (free_steps + SHARE * STRENGTH) / (domain_steps + STRENGTH)
         return (free + usual * STRENGTH) / (steps + STRENGTH)
 

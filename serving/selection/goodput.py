@@ -11,7 +11,7 @@ from distillspec.serving.base.catch_up import READ_WITH_DRAFTING
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import StepResult, decoding_rows
 from distillspec.serving.base.rows import RowView
-from distillspec.serving.selection.accepting import domain_place, features, moved, of_domain
+from distillspec.serving.selection.accepting import domain_index, features, moved, of_domain
 from distillspec.serving.selection.answer import Answer
 from distillspec.serving.selection.base import Choices, SelectionParts, SelectionState, drafts_of, members_of
 from distillspec.serving.selection.batch import NO_DRAFT, Batch
@@ -95,7 +95,7 @@ class GoodputSelection(SelectionState):
                 answer.free_steps += self._share.saw(views[row.sequence_id], row.trials)
             if source in self.free:
                 continue  # nothing is learnt of drafts
-            # Also tokens tried behind rejected n-grams, for few are tried first. Such text is harder, for every draft.
+            # Also tokens tried behind rejected n-grams, since few are tried first. Such text is harder for every draft.
             trials = [trial for trial in ranked_of_source(row.trials, source) if trial.rank == 0]
             if not trials:
                 continue
@@ -146,7 +146,7 @@ class GoodputSelection(SelectionState):
                 answer.belief = self._belief(source, answer)
 
     def _keep_draft(self, row: RowView, rows: Sequence[RowView]) -> None:
-        """Keep a row's draft, or begin with one: for a new answer, or where its draft may not draft for it."""
+        """Keep a row's draft. Give a row one if its answer is new, or its draft may not draft for it."""
         answer = self._answers.get(row.sequence_id)
         if answer is not None and answer.coming is not None:
             self._arrive(row, answer)
@@ -158,28 +158,30 @@ class GoodputSelection(SelectionState):
         self._answers[row.sequence_id] = self._dominant_answer(row, rows) or self._new_answer(row, rows)
 
     def _dominant_answer(self, row: RowView, rows: Sequence[RowView]) -> Answer | None:
-        """Return a new answer of the draft that is the best for all, None where there is none, or may not draft."""
+        """Return a new answer with the draft that is the best for all. None: there is none, or it may not draft."""
         draft = self._dominance.draft
         if draft is None or not any(option.source == draft for option in drafts_of(row)):
             return None
         if not self._dominance.covers(kind_of(row, rows), self._acceptance.chance(draft, of_domain(row))):
             return None
         known = features(row)
-        return Answer(draft, row.context_tokens, known, self._acceptance.chance(draft, known), domain_place(row))
+        return Answer(draft, row.context_tokens, known, self._acceptance.chance(draft, known), domain_index(row))
 
     def _new_answer(self, row: RowView, rows: Sequence[RowView]) -> Answer:
         """Return a new answer with its first draft, drawn by what its drafts may be worth beside the others'."""
         self.draws += 1
-        names, known, kind = self._names(rows), features(row), domain_place(row)
+        names = self._names(rows)
+        known = features(row)
+        kind = domain_index(row)
         chances = self._first.drawn_chances(row, names, known)
         self._optimism.begun(kind)
         others = [other for other in rows if other is not row and other.sequence_id in self._answers]
         beside = [self._prospects.optimistic(other, names, self._answers[other.sequence_id]) for other in others]
         able = [names.index(self._member(name)) for name in members_of(row, self.free)]
-        able.sort(key=lambda place: names[place] not in self.free)  # first, where no draft is worth more than nothing
-        first = self._first.best_for_all_rows(row, names, able, (beside, self._places(others, names)), chances)
+        able.sort(key=lambda index: names[index] not in self.free)  # first, where no draft is worth more than nothing
+        first = self._first.best_for_all_rows(row, names, able, (beside, self._draft_indices(others, names)), chances)
         draft, mean, drawn = names[first.chosen], chances.mean[first.chosen], chances.drawn[first.chosen]
-        # A trial is believed in: by what is expected of the draft, a controller might let it draft nothing.
+        # A draft on trial is believed in: by what is expected of it, a controller might let it draft nothing.
         belief = None if draft in self.free else max(mean, drawn) if first.lost else mean
         answer = Answer(draft, row.context_tokens, known, belief, kind, first.lost)
         answer.prospect = (names, self._prospects.alone), first.prospect
@@ -218,13 +220,15 @@ class GoodputSelection(SelectionState):
             return
         pairs = list(zip(running, answers, strict=True))
         settled = [row.context_tokens >= answer.draft_since + REVIEW for row, answer in pairs]
-        drafts_now = self._places(running, names)
+        drafts_now = self._draft_indices(running, names)
         batch = self._prospects.batch([self._prospects.optimistic(row, names, answer) for row, answer in pairs], names)
         best = batch.best(drafts_now, numpy.array(settled))
         drafts = [None if draft == NO_DRAFT else names[draft] for draft in best.tolist()]
         for answer, draft, may_move in zip(answers, drafts, settled, strict=True):
             if may_move:
-                answer.loss, answer.coming_loss, answer.coming = 0.0, 0.0, None
+                answer.loss = 0.0
+                answer.coming_loss = 0.0
+                answer.coming = None
             if draft is not None and draft != answer.draft:
                 answer.coming = draft
                 self._dominance.doubted()
@@ -244,7 +248,7 @@ class GoodputSelection(SelectionState):
         """Use the optimistic acceptance of untried drafts for rows that have them or switch to them.
 
         Args:
-            drafts_now, best: places of the rows' drafts so far, and from now on.
+            drafts_now, best: indices of the rows' drafts so far, and from now on.
             optimistic: by optimistic estimates.
         """
         on_trial = [answer for _, answer in rows if self._prospects.may_try(answer.coming or answer.draft, answer)]
@@ -265,7 +269,9 @@ class GoodputSelection(SelectionState):
         if source is None or source not in unread:
             answer.coming = None
         elif unread[source] <= READ_WITH_DRAFTING or not self.fast_switching:
-            answer.draft, answer.coming, answer.draft_since = source, None, row.context_tokens
+            answer.draft = source
+            answer.coming = None
+            answer.draft_since = row.context_tokens
             answer.loss, answer.coming_loss = answer.coming_loss, 0.0
             answer.belief = self._belief(source, answer)
 
@@ -284,8 +290,8 @@ class GoodputSelection(SelectionState):
         """Return the drafts that could draft for any of these rows, and the best source without a model."""
         return list(dict.fromkeys([self._member(source) for row in rows for source in members_of(row, self.free)]))
 
-    def _places(self, rows: Sequence[RowView], names: Sequence[str]) -> Ints:
-        """Return the place of each row's draft among the names, the one that is coming where there is one."""
+    def _draft_indices(self, rows: Sequence[RowView], names: Sequence[str]) -> Ints:
+        """Return the index of each row's draft among the names, of the one that is coming where there is one."""
         answers = [self._answers.get(row.sequence_id) for row in rows]
         drafts = [None if answer is None else self._member(answer.coming or answer.draft) for answer in answers]
         return numpy.array([NO_DRAFT if draft not in names else names.index(draft) for draft in drafts], dtype=int)

@@ -29,7 +29,7 @@ class Lbss(SelectionState):
         chunks: of exploration in an epoch.
         chunk: steps.
         places: rows that a draft serves at a time (B_j), 0: all. One number for all drafts, or by name, as memory or a
-            limit on batches has it: all for those left out.
+            limit on batches allows. Drafts left out serve all rows.
         first: k of the first epoch.
         fast_switching: the next chunk's draft reads a row's text ahead.
     """
@@ -54,11 +54,13 @@ class Lbss(SelectionState):
             least = int(name.startswith("chunk"))
             if value < least:
                 raise ConfigError(f"selection_options.{name}={value} must be at least {least}")
-        self.seed, self.chunks, self.chunk = parts.seed, chunks, chunk
-        self._by_draft, self._others = by_draft, others  # places
+        self.seed = parts.seed
+        self.chunks = chunks
+        self.chunk = chunk
+        self._by_draft, self._others = by_draft, others  # places of drafts, by name and of those left out
         self.fast_switching = fast_switching
         self.first = first
-        self.epoch, self._slot = first, 0  # and the steps of the epoch that are over
+        self.epoch, self._slot = first, 0  # the epoch, and how many of its steps are over
         self._rewards, self._meter = Rewards(), LossMeter(parts.latency)
         self.losses = self._meter.losses
         self._matched: dict[str, str | None] = {}  # while it exploits
@@ -70,19 +72,19 @@ class Lbss(SelectionState):
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         if self.explores:
-            found = self._drawn(rows, self._slot)
-            self.on_trial = set(found)
-            self.coming = self._ahead(rows, found)
-            return found
+            choices = self._drawn(rows, self._slot)
+            self.on_trial = set(choices)
+            self.coming = self._ahead(rows, choices)
+            return choices
         self.on_trial = ()
         able = {row.sequence_id: members_of(row, self.free) for row in rows}
         kept = {row: draft for row in able if (draft := self._matched.get(row)) is not None and draft in able[row]}
         if len(kept) < len(able):
             new = self._match({row: members for row, members in able.items() if row not in kept}, kept)
             self._matched = {**kept, **new}
-        found = {row: self._matched[row] for row in able}
-        self.coming = self._ahead(rows, found)
-        return found
+        choices = {row: self._matched[row] for row in able}
+        self.coming = self._ahead(rows, choices)
+        return choices
 
     def observe(self, result: StepResult, chosen: Choices) -> None:
         rewards = row_rewards(result, chosen)
@@ -110,10 +112,10 @@ class Lbss(SelectionState):
         self._matched = {}
 
     def _ahead(self, rows: Sequence[RowView], now: Choices) -> Mapping[str, str]:
-        """Return the rows whose draft is drawn to be another a chunk of steps from here, and that draft."""
+        """Return the rows that will have another drawn draft a chunk of steps from now, and that draft."""
         explores, later = self.chunks * self.chunk, self._slot + self.chunk
         over = later - explores - 2**self.epoch
-        if not self.fast_switching or (explores <= later and over < 0):  # the matching is not known before
+        if not self.fast_switching or (explores <= later and over < 0):  # the matching is not known yet
             return {}
         drawn = self._drawn(rows, later) if over < 0 else self._drawn(rows, over, self.epoch + 1)
         return {row: source for row, source in drawn.items() if source is not None and source != now[row]}
@@ -121,12 +123,12 @@ class Lbss(SelectionState):
     def _drawn(self, rows: Sequence[RowView], slot: int, epoch: int | None = None) -> dict[str, str | None]:
         """Return a drawn draft for each row, the same for all steps of a chunk."""
         key, taken = f"{self.seed}/{self.epoch if epoch is None else epoch}/{slot // self.chunk}", Counter[str]()
-        found: dict[str, str | None] = {}
+        drawn: dict[str, str | None] = {}
         for row in rows:
             free = [source for source in members_of(row, self.free) if self._has_place(source, taken)]
-            found[row.sequence_id] = draft = Random(f"{key}/{row.sequence_id}").choice(free) if free else None
+            drawn[row.sequence_id] = draft = Random(f"{key}/{row.sequence_id}").choice(free) if free else None
             taken.update([] if draft is None else [draft])
-        return found
+        return drawn
 
     def _match(self, able: dict[str, list[str]], kept: dict[str, str]) -> dict[str, str | None]:
         """Return the matching of highest total reward of rows that have no draft yet."""
@@ -138,9 +140,12 @@ class Lbss(SelectionState):
         weights = numpy.array(
             [[self._reward(row, source, members) for source in seats] for row, members in able.items()]
         )
-        chosen, places = linear_sum_assignment(weights, maximize=True)
+        row_indices, seat_indices = linear_sum_assignment(weights, maximize=True)
         rows = list(able)
-        return {rows[row]: seats[place] or None for row, place in zip(chosen.tolist(), places.tolist(), strict=True)}
+        return {
+            rows[row]: seats[seat] or None
+            for row, seat in zip(row_indices.tolist(), seat_indices.tolist(), strict=True)
+        }
 
     def _reward(self, row: str, source: str, able: Sequence[str]) -> float:
         if not source:

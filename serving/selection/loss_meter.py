@@ -25,8 +25,8 @@ class LossMeter:
     """Counts what the choices of steps have cost, by the tokens a second of each draft for all rows of a step.
 
     Drafts of one step share the target's pass and wait for one another. So a draft's rows are rewarded as if all rows
-    had it: the measured seconds are scaled by the cost of as many rows like them. All drafts are to have had like
-    requests, as where they are drawn.
+    had it: the measured seconds are scaled by the cost of as many rows like them. All drafts must have had similar
+    requests, as drawn ones have.
 
     Args:
         latency: the present costs of steps.
@@ -37,17 +37,17 @@ class LossMeter:
         self._latency = latency
         self._alone = Rewards()
 
-    def count(self, result: StepResult, found: Sequence[Reward], on_trial: Collection[str]) -> None:
-        """Add what a step has cost. Rows without a draft are left out: that is for want of places.
+    def count(self, result: StepResult, rewards: Sequence[Reward], on_trial: Collection[str]) -> None:
+        """Add what a step has cost. Rows without a draft are left out: they only lack a place.
 
-        A step with rows on trial has cost by them all that it would not have cost, had its other rows been alone.
+        Rows on trial have cost a step all that it would not have cost if its other rows had been alone.
 
         Args:
-            found: rewards of the step.
+            rewards: of the step.
         """
-        if not found:
+        if not rewards:
             return
-        by_draft = _shared(found, on_trial)
+        by_draft = _shared(rewards, on_trial)
         alone_s = self._alone_s(result, by_draft)
         for source, shared in by_draft.items():
             self._alone.add((ALL, source), shared.tokens, shared.rows * alone_s[source])
@@ -65,7 +65,7 @@ class LossMeter:
         self._alone.forget(source)
 
     def _alone_s(self, result: StepResult, by_draft: Mapping[str, Shared]) -> dict[str, float]:
-        """Return the seconds of the step by draft, if all these rows had it, and as many drafted tokens each."""
+        """Return by draft the seconds of the step if all these rows had that draft, and as many drafted tokens each."""
         latency, context = self._latency(), sum([row.context_tokens for row in result.view.rows])
         rows = sum([shared.rows for shared in by_draft.values()])
         tokens = len(result.rows) + sum([row.nodes for row in result.rows]) + result.prefill_tokens
@@ -78,9 +78,9 @@ class LossMeter:
         return alone_s
 
 
-def _shared(found: Sequence[Reward], on_trial: Collection[str]) -> dict[str, Shared]:
+def _shared(rewards: Sequence[Reward], on_trial: Collection[str]) -> dict[str, Shared]:
     by_draft = dict[str, Shared]()
-    for row, source, tokens, _, nodes in found:
+    for row, source, tokens, _, nodes in rewards:
         shared = by_draft.setdefault(source, Shared())
         shared.rows += 1
         shared.usual += row not in on_trial

@@ -1,16 +1,16 @@
-"""Optimism about drafts of which little is known: all at first, one that is new, the others where one has collapsed."""
+"""Optimism about drafts of which little is known: all at first, a new one, and the others when one has collapsed."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
 
-ENOUGH_TOKENS = 64  # of a draft that are tried by optimism, for each kind of request
-OPTIMISTIC_ANSWERS = 64  # of a kind of request, in which there is optimism
+ENOUGH_TOKENS = 64  # of a draft that are tried out of optimism, for each kind of request
+OPTIMISTIC_ANSWERS = 64  # of a kind of request, for which there is optimism
 
 
 class Optimism:
-    """Says which drafts are taken for as good as they may be, until enough of each was tried for a kind of request.
+    """Says which drafts are taken to be as good as they may be, until enough of each was tried for a kind of request.
 
     A draft that is not chosen is not judged, and where many rows share passes, a trial of one row alone never pays. So
     rows are moved together by an optimistic estimate of a draft. After a collapse the others are taken to be as good as
@@ -35,7 +35,7 @@ class Optimism:
         return optimistic and self._tried[source, kind] < ENOUGH_TOKENS
 
     def collapsed(self, source: str, chance: float) -> None:
-        """Be optimistic about all drafts but this one, which has collapsed, and those tried since another had.
+        """Be optimistic about all drafts but this collapsed one, and those tried since another one collapsed.
 
         Args:
             chance: P(a token of it was accepted).
@@ -48,7 +48,7 @@ class Optimism:
         self.chance, self._since = chance if self.lasting else 0.0, 0
 
     def changed(self, source: str) -> None:
-        """Be optimistic about a draft that is another now."""
+        """Be optimistic about a draft that was replaced."""
         self._begun.clear()
         self._collapsed.discard(source)
         self._tried = Counter({key: tried for key, tried in self._tried.items() if key[0] != source})

@@ -18,16 +18,16 @@ from distillspec.serving.selection.optimism import Optimism
 from distillspec.serving.selection.tree_gains import TOKENS, TreeGains
 from distillspec.types import Floats, Ints
 
-LEAST_LEFT = 32  # tokens that an answer is taken to write still. As many as it has written, where those are more
+LEAST_LEFT = 32  # tokens that an answer is expected to write still, or as many as it has written if that is more
 OPTIMISM_SD = 1.5  # standard deviations that an optimistic estimate of a draft's log-odds adds to their mean
 
 
 class Prospects:
     """Makes prospects, and batches of them, by the present costs of steps.
 
-    Where the controller grows trees, a row that is alone is priced by these. What a node must bring is taken from the
-    last batch that was priced. Rows that share passes are priced by chains: siblings make drafts alike, so by trees no
-    row alone would be worth the passes of another draft, and which draft is the best of a kind would be learnt late.
+    Where the controller grows trees, a row that is alone is priced by trees. What a node must bring is taken from the
+    last batch that was priced. Rows that share passes are priced by chains. Siblings make drafts similar: by trees no
+    single row would be worth the passes of another draft, and the best draft of a kind would be learnt late.
 
     Args:
         acceptance: of the drafts.
@@ -41,7 +41,10 @@ class Prospects:
     def __init__(
         self, parts: SelectionParts, acceptance: DraftsAcceptance, share: FreeShare, optimism: Optimism
     ) -> None:
-        self.parts, self._acceptance, self._share, self._optimism = parts, acceptance, share, optimism
+        self.parts = parts
+        self._acceptance = acceptance
+        self._share = share
+        self._optimism = optimism
         self.alone = False
         self._trees: dict[str, TreeGains | None] = {}  # by draft, None: chains
         self._least: float | None = None  # tokens that a node must bring
@@ -57,17 +60,17 @@ class Prospects:
             answer: of the row so far.
         """
         latency, most = self.parts.latency(), self.parts.most
-        found, reading_s = numpy.zeros((3, len(names), most)), numpy.zeros(len(names))
-        found[1:], able = numpy.arange(1, most + 1), numpy.array([name in self.parts.free for name in names])
+        figures, reading_s = numpy.zeros((3, len(names), most)), numpy.zeros(len(names))
+        figures[1:], able = numpy.arange(1, most + 1), numpy.array([name in self.parts.free for name in names])
         for option in drafts_of(row):
-            place = names.index(option.source)
-            self._fill(found[:, place], option, chances[place])
-            able[place], reading_s[place] = True, latency.reading_s(option.unread_tokens, option.source)
+            index = names.index(option.source)
+            self._fill(figures[:, index], option, chances[index])
+            able[index], reading_s[index] = True, latency.reading_s(option.unread_tokens, option.source)
         left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
         share = self._share.of(row, *((0, 0) if answer is None else (answer.steps, answer.free_steps)))
-        shapes = found[1:] if self.alone and any(self._trees.values()) else None
+        shapes = figures[1:] if self.alone and any(self._trees.values()) else None
         blocks = frozenset([option.source for option in drafts_of(row) if option.drafts_block])
-        return Prospect(found[TOKENS], able, reading_s, left, row.context_tokens, 1.0 - share, shapes, blocks)
+        return Prospect(figures[TOKENS], able, reading_s, left, row.context_tokens, 1.0 - share, shapes, blocks)
 
     def expected(self, row: RowView, names: Sequence[str], answer: Answer) -> Prospect:
         """Return what drafts are expected to bring an answer, by its own trials too."""
@@ -101,32 +104,32 @@ class Prospects:
         latency = self.parts.latency()
         blocks = frozenset[str]().union(*[row.blocks for row in rows])
         costs = [latency.of_draft(name, drafts_block=name in blocks) for name in names]
-        free = next((place for place, name in enumerate(names) if name in self.parts.free), None)
+        free = next((index for index, name in enumerate(names) if name in self.parts.free), None)
         return Batch(rows, costs, latency, self.parts.fixed_length, free)
 
     def priced(self, batch: Batch, row_drafts: Ints) -> None:
-        """Take what a node must bring from a batch whose rows have `row_drafts [n]`. Trees are grown anew."""
+        """Note what a node must bring, by a batch whose rows have `row_drafts [n]`. Trees are grown anew."""
         if any(self._trees.values()):
             self._least = batch.rate(row_drafts) * batch.node_s
         self._trees.clear()
 
     def changed(self, change: DraftChange) -> None:
-        """Learn that a draft is another."""
+        """Learn that a draft was replaced."""
         self._trees.pop(change.source, None)
 
-    def _fill(self, found: Floats, option: Option, chance: float) -> None:
-        """Write tokens, nodes and reads `[3, levels]` of a draft's trees or chains into `found`."""
+    def _fill(self, figures: Floats, option: Option, chance: float) -> None:
+        """Write tokens, nodes and reads `[3, levels]` of a draft's trees or chains into `figures`."""
         trees = self._trees_of(option.source) if self.alone and option.wide else None
         if trees is None:
             survival = self._acceptance.survival(option.source, chance)
             survival[option.limit :] = 0.0
-            found[TOKENS] = survival.cumsum()
+            figures[TOKENS] = survival.cumsum()
             return
         gains = trees.at(chance)
         levels = gains.shape[1]
-        found[:, :levels] = gains
+        figures[:, :levels] = gains
         last = min(option.limit, levels)
-        found[:, last:] = found[:, last - 1 : last]
+        figures[:, last:] = figures[:, last - 1 : last]
 
     def _trees_of(self, source: str) -> TreeGains | None:
         if source not in self._trees:
@@ -136,7 +139,7 @@ class Prospects:
         return self._trees[source]
 
     def _least_now(self) -> float:
-        """Return what a node must bring: at first at the tokens a second of one row without drafts."""
+        """Return what a node must bring. At first that is by the tokens a second of one row without drafts."""
         if self._least is None:
             table = self.parts.latency().target
             node_s = (table.seconds(0, 1 + TYPICAL_TOKENS) - table.seconds(0, 1)) / TYPICAL_TOKENS

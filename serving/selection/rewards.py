@@ -8,8 +8,8 @@ from typing import NamedTuple
 from distillspec.serving.base.plans import StepResult, decoding_rows
 from distillspec.serving.selection.base import Choices
 
-Key = tuple[Hashable, str]  # what is told apart, and the draft
-ALL = "all"  # what is told apart where all rows are summed
+Key = tuple[Hashable, str]  # the kind that is summed by itself, and the draft
+ALL = "all"  # the kind where all rows are summed
 
 
 class Reward(NamedTuple):
@@ -18,7 +18,7 @@ class Reward(NamedTuple):
     row: str
     source: str
     tokens: float
-    seconds: float  # of the target's pass and of the draft's own passes: those of other drafts are not its doing
+    seconds: float  # of the target's pass and of the draft's own passes, not of other drafts'
     nodes: int  # drafted tokens that the target verified
 
 
@@ -57,7 +57,7 @@ class Rewards:
 
 
 def row_rewards(result: StepResult, chosen: Choices) -> list[Reward]:
-    """Return what each row of a step was brought that a draft was chosen for."""
+    """Return the reward of each row of a step for which a draft was chosen."""
     sources = {source for source in chosen.values() if source is not None}
     seconds = {source: result.target_s + passes_s(result, [source]) for source in sources}
     return [

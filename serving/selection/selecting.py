@@ -18,7 +18,7 @@ from distillspec.serving.costs.latency import LatencyModel, guessed
 from distillspec.serving.selection.base import Choices, RecentRows, Selection, drafts_of, only
 from distillspec.serving.selection.losses import Losses
 
-SPARE = 0.3  # of a plain step that reading ahead of switches may add: a fifth of one that drafts
+SPARE = 0.3  # of a plain step, which reading ahead of switches may add: a fifth of a step that drafts
 LEAST_READ = 16  # tokens of a row
 REMEMBERED = 1000  # steps of each kind whose seconds are kept
 
@@ -30,7 +30,7 @@ class SelectionFigures:
     requests: Counter[str] = field(default_factory=Counter)  # answers that it drafted for first
     tokens: Counter[str] = field(default_factory=Counter)  # written while it drafted
     seconds: dict[str, float] = field(default_factory=dict)  # of its own passes
-    row_seconds: dict[str, float] = field(default_factory=dict)  # of steps, each shared by its rows, while it drafted
+    row_seconds: dict[str, float] = field(default_factory=dict)  # of steps while it drafted, divided among their rows
     switches: Counter[str] = field(default_factory=Counter)  # rows that came to it from another draft
     switch_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # of the last steps with a switch
     reading_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # of those that read ahead of one
@@ -40,7 +40,7 @@ class SelectionFigures:
 
 
 class SelectingController(WrappedController):
-    """Plans with the controller inside, which sees one draft a row, the one that `selection` chooses.
+    """Plans with the controller inside, which sees one draft a row: the one that `selection` chooses.
 
     Sources without a model stay beside it. A row may also have one of them alone, and then no draft reads its text.
 
@@ -95,23 +95,23 @@ class SelectingController(WrappedController):
         super().draft_changed(change)
 
     def _tell_collapses(self) -> None:
-        """Tell the controller inside of drafts that have collapsed: the gain that it measured is no more.
+        """Tell the controller inside of drafts that have collapsed, for the gain that it measured is gone.
 
-        What they accept and cost it has learnt by itself.
+        It learns by itself what they accept and cost.
         """
         while self.selection.collapsed:
             source = self.selection.collapsed.pop()
             super().draft_changed(DraftChange(source, acceptance=1.0, like=source))
 
     def _readings(self, view: BatchView) -> tuple[Reading, ...]:
-        """Return what drafts read ahead of switches: as much as makes the step a little longer.
+        """Return what drafts read ahead of switches: only so much that the step becomes a little longer.
 
         Micro-batches read it while the target verifies the one before. There is no other idle time: an engine steps as
         long as a request is unfinished, and no other text goes on.
         """
         if not (coming := self.selection.coming):
             return ()
-        latency, found = self._latency(), list[Reading]()
+        latency, readings = self._latency(), list[Reading]()
         room_s = SPARE * latency.target.seconds(sum([row.context_tokens for row in view.rows]), len(view.rows))
         for row in view.rows:
             source = coming.get(row.sequence_id)
@@ -122,11 +122,11 @@ class SelectingController(WrappedController):
             tokens = LEAST_READ
             while table is not None and tokens < CATCH_UP_TOKENS_A_STEP and table.seconds(0, 2 * tokens) <= room_s:
                 tokens *= 2
-            found.append(Reading(row.sequence_id, source, tokens))
+            readings.append(Reading(row.sequence_id, source, tokens))
             room_s -= 0.0 if table is None else table.seconds(0, tokens)
             if room_s <= 0:
                 break
-        return tuple(found)
+        return tuple(readings)
 
     def _latency(self) -> LatencyModel:
         return known_costs(self.inside) or self.costs or guessed()

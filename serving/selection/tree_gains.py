@@ -11,7 +11,7 @@ import numpy
 from distillspec.serving.costs.known import KnownTrees
 from distillspec.types import Floats
 
-PLACES = 64  # of the table: intervals of the chance
+INTERVALS = 64  # of the chance, in the table
 
 TOKENS, NODES, READS = range(3)
 
@@ -28,7 +28,7 @@ class TreeGains:
     def __init__(self, trees: KnownTrees, relative: Floats, least: float) -> None:
         nodes, shares = trees
         levels = numpy.arange(1, nodes.depth + 1)
-        means = numpy.linspace(0.0, 1.0, PLACES + 1)[:, None]
+        means = numpy.linspace(0.0, 1.0, INTERVALS + 1)[:, None]
         first = numpy.minimum(1.0, means * relative[: nodes.depth])[..., None]  # of each level's first sibling
         chances = numpy.concatenate([first, (1 - first) * shares[: nodes.depth]], 2)
         survival = nodes.survival(numpy.minimum.accumulate(chances, 2))  # siblings are tried in turn
@@ -37,8 +37,8 @@ class TreeGains:
 
     def at(self, chance: float) -> Floats:
         """Return tokens, nodes, and texts and nodes that the draft reads `[3, levels]`, of trees of 1 … L levels."""
-        place = min(max(chance, 0.0), 1.0) * PLACES
-        below = min(int(place), PLACES - 1)
+        scaled = min(max(chance, 0.0), 1.0) * INTERVALS
+        below = min(int(scaled), INTERVALS - 1)
         low, high = self._table[:, below], self._table[:, below + 1]
-        found: Floats = low + (place - below) * (high - low)
-        return found
+        gains: Floats = low + (scaled - below) * (high - low)
+        return gains

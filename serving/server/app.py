@@ -108,10 +108,10 @@ def _openapi(app: FastAPI, model: str) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         pairs = [(schema, "validation") for schema in SCHEMAS]
-        _, found = models_json_schema(pairs, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
-        for schema in found["$defs"].values():
+        _, schemas = models_json_schema(pairs, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+        for schema in schemas["$defs"].values():
             if "model" in schema.get("required", ()):
                 schema["properties"]["model"]["enum"] = [model]
-        document.setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
         app.openapi_schema = document
     return app.openapi_schema

@@ -65,7 +65,7 @@ class Guard:
         except ApiError as error:
             await _respond(error, scope, receive, answer)
         except ClientDisconnect:
-            pass  # it left while it sent its request: nobody reads an answer
+            pass  # the client left while it sent its request: nobody reads an answer
         except Exception:
             log.exception("a request failed")
             failure = ApiError(
@@ -205,7 +205,7 @@ def _check_size(scope: Scope) -> None:
 
 
 def _refuses_work(status: int, route: str, path: str) -> bool:
-    """Return True for a refused key or request for the model. A probe's 503 and an unknown URL are none."""
+    """Return True for a refused key or a refused request for the model, False for a probe's 503 and an unknown URL."""
     if status in (401, 403):
         return True
     refuses = 400 <= status < 499 or status == 503

@@ -44,21 +44,21 @@ class GateDecision:
 
 
 def decide(
-    candidate: str, incumbent: str, evidence: Evidence, config: GateConfig, place: int, *, final: bool = False
+    candidate: str, incumbent: str, evidence: Evidence, config: GateConfig, number: int, *, final: bool = False
 ) -> GateDecision | None:
     """Decide on a candidate, None: more evidence is needed.
 
-    It is promoted if the whole interval of its gain is above the margin, and no domain nor tenant has one below 0. One
-    for which that is not to be expected by `config.requests` conversations is given up: learning waits for the verdict.
+    It is promoted if the whole interval of its gain is above the margin, and no domain or tenant has one below 0. If
+    that is not to be expected by `config.requests` conversations, it is given up: learning waits for the verdict.
 
     Args:
-        place: of the candidate among those since the last promotion, from 1 on. Each spends a part of the error.
+        number: of this candidate among those since the last promotion, from 1 on. Each spends a part of the error.
         final: there will be no more evidence.
     """
     requests = len(evidence.pairs)
     if requests < config.min_requests:
         return None
-    error = spent(ERROR, place)
+    error = spent(ERROR, number)
     gains = evidence.gains().tolist()
     gain = confidence_sequence(gains, error)
     shown = f"gain {gain.mean:+.1%} ({gain.low:+.1%} … {gain.high:+.1%})"
@@ -89,23 +89,23 @@ def decide(
         goodput=evidence.goodput,
         gamma=evidence.lengths,
         alpha=evidence.alpha,
-        domains={name: own.gain(error).mean for name, own in domains.items()},
+        domains={name: domain_evidence.gain(error).mean for name, domain_evidence in domains.items()},
     )
 
 
-def is_worse(evidence: Evidence, config: GateConfig, place: int = 1) -> bool:
+def is_worse(evidence: Evidence, config: GateConfig, number: int = 1) -> bool:
     """Return True if the first draft is clearly better than the second, whoever's text is left out.
 
     With several tenants the finding must hold without each of them: one tenant's text rolls nothing back.
 
     Args:
-        place: of the suspicion among those of the second draft, from 1 on. Each spends a part of the error.
+        number: of the suspicion among those of the second draft, from 1 on. Each spends a part of the error.
     """
     if len(evidence.pairs) < config.min_requests:
         return False
     tenants = {pair.tenant for pair in evidence.pairs}
     views = [evidence, *(evidence.without(tenant) for tenant in (tenants if len(tenants) > 1 else ()))]
-    error = spent(ROLLBACK_ERROR, place)
+    error = spent(ROLLBACK_ERROR, number)
     return all(len(view.pairs) > 1 and view.gain(error).high < 0 for view in views)
 
 

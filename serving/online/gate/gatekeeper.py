@@ -72,7 +72,7 @@ class Gatekeeper:
         seen = (self.judge.table.changes(), None if newest is None else newest.version.name)
         if seen != self._judged_at and not self._suspicions.check():
             self.judge_newest()
-            self._judged_at = seen  # a look that fails, or one at a suspicion, is taken again
+            self._judged_at = seen  # a check that fails, or one of a suspicion, is repeated
 
     @one_at_a_time
     def follow(self) -> None:

@@ -47,8 +47,9 @@ class Judge:
         return Evidence(self._pairs(question), self._costs())
 
     def verdict(self, question: Question, final: bool = False) -> GateDecision | None:
-        """Decide on a candidate, None: more evidence is needed. One that cannot be judged is refused, and
-        one that there was no memory to judge is inconclusive.
+        """Decide on a candidate. None: more evidence is needed.
+
+        A candidate that cannot be judged is refused. Where memory did not suffice to judge it, it is inconclusive.
 
         Args:
             final: there will be no more evidence.
@@ -77,22 +78,22 @@ class Judge:
         if self.table.problem(question.against.name):
             return None
         evidence = self.evidence(question)
-        place = question.version.verdict.get(SUSPICIONS, 1)
-        if not evidence.pairs or not is_worse(evidence, self.config, place):
+        number = question.version.verdict.get(SUSPICIONS, 1)
+        if not evidence.pairs or not is_worse(evidence, self.config, number):
             return None
         alpha = evidence.alpha
         shown = f"acceptance {alpha[1]:.3f} after {alpha[0]:.3f} with {question.against.name}"
         return f"{shown} on the same {len(evidence.pairs)} conversations since its promotion"
 
     def has_enough(self, question: Question) -> bool:
-        """Return True if as many conversations were read as raise a suspicion, or all that could be."""
+        """Return True if enough conversations were read for a suspicion, or all that could be."""
         if self.table.problem(question.against.name):
             return True
         needed = max(self.config.rollback_requests, self.config.min_requests)
         return len(self._pairs(question)) >= min(needed, self.config.requests) or self.has_all(question)
 
     def has_all(self, question: Question) -> bool:
-        """Return True if as many conversations were read as a question is decided by."""
+        """Return True if enough conversations were read to decide a question."""
         entries, before, after = self._read(question)
         all_there = len({entry.conversation for entry in entries}) >= self.config.requests
         return all_there and all(entry.number in before and entry.number in after for entry in entries)

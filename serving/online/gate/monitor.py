@@ -23,7 +23,7 @@ from distillspec.types import Interval
 log = logging.getLogger(__name__)
 
 CHECK_EVERY = 8  # requests. A check after each one would find a difference by chance sooner or later.
-DOUBTFUL = 0.5  # halves of the 95 % interval of a loss: about one standard error. A suspicion only asks for proof
+DOUBTFUL = 0.5  # times half of a loss's 95 % interval: about one standard error. A suspicion only asks for proof
 FEWEST = 4  # the fewest requests that show a collapse. The controller soon stops trying a draft that brings nothing
 SHOWN = 8  # versions whose intervals `figures` computes
 
@@ -162,7 +162,7 @@ class ServedAcceptance:
         weight = sum(tried.values())
         mean = sum(tried[d] * alpha.mean for d, alpha in before.items()) / weight
         low = sum(tried[d] * alpha.low for d, alpha in before.items()) / weight
-        if len(new) < enough:  # too few to draw from them again and again
+        if len(new) < enough:  # too few for a bootstrap
             worse = upper_end(sum(s.accepted for s in new), weight) < self.config.collapse * low
         else:
             worse = mean - now.mean > DOUBTFUL * math.hypot(now.high - now.mean, mean - low)
@@ -253,7 +253,7 @@ class ServedAcceptance:
 
 
 def upper_end(accepted: int, tried: int) -> float:
-    """Return what a share is below with 95 % (Wilson 1927), for few trials too. They are taken as independent."""
+    """Return the upper end of a share's 95 % interval (Wilson 1927), for few trials too, taken as independent."""
     share, z = accepted / tried, 1.645
     spread = z * (share * (1 - share) / tried + z**2 / (4 * tried**2)) ** 0.5
     return (share + z**2 / (2 * tried) + spread) / (1 + z**2 / tried)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from distillspec.types import Interval
 
-MOST = 10.0  # gain on a domain. More is never asked for: where it is not enough, nothing is
+MOST = 10.0  # the largest gain on a domain that is asked for. Where it is not enough, no gain is
 LEAST = -0.99
 
 
@@ -62,7 +62,7 @@ def lost_to_memory(rows: float, slots: int, seconds: Callable[[int], float] | No
     Args:
         rows: that are served at a time.
         slots: that there are.
-        seconds: of a step of so many rows. None: not known, each row is taken to write as much beside others as alone.
+        seconds: of a step of so many rows. None: unknown, each row is taken to write as fast beside others as alone.
     """
     served = max(1, round(rows))
     if slots >= served:

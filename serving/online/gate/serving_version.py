@@ -82,7 +82,7 @@ class ServingVersion:
     def bring(self, version: Version, acceptance: float | None = None) -> None:
         """Load a version into the engine and count acceptance for it from now on.
 
-        It may be in service already, and another one is tried out. Then its count goes on.
+        If it is in service already while another version is tried out, its count goes on.
 
         Args:
             acceptance: of the version over that of the one before, None: not known.

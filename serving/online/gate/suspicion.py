@@ -50,7 +50,7 @@ class SuspicionCheck:
     def check(self) -> bool:
         """Roll a suspected version back if the answers since its promotion show it worse. Return True if so.
 
-        If all that a question is decided by do not, the suspicion ends: what is written now is harder.
+        If all conversations that decide a question do not, the suspicion ends: what is written now is harder.
         """
         current = self._serving_version
         if current.suspicion is None:
@@ -72,9 +72,9 @@ class SuspicionCheck:
     def _unproven(self) -> str | None:
         """Return why the version in service needs proof.
 
-        None: a verdict promoted it, or enough answers were read under it and its predecessor since. One that an
-        operator promoted may be broken, whatever was shown of it before, and where n-grams are drafted in its place
-        its acceptance in service shows nothing.
+        None: a verdict promoted it, or enough answers were read under it and its predecessor since. A version that an
+        operator promoted may be broken, whatever was shown of it before. Where n-grams are drafted in its place, its
+        acceptance in service shows nothing.
         """
         version = self._registry.current()
         if version is None:
@@ -99,7 +99,7 @@ class SuspicionCheck:
         return self._judge.replay.newest_number() - newest >= self._judge.config.requests
 
     def _suspect(self, version: Version, problem: str) -> None:
-        # A version may have served well for weeks: what is asked about are the answers of now.
+        # A version may have served well for weeks. The question is about the answers of now.
         after = max(0, self._judge.replay.newest_number() - self._judge.config.requests)
         verdict = self._registry.get(version.name).verdict
         asked = {SUSPECTED_AFTER: after, SUSPICIONS: 1 + verdict.get(SUSPICIONS, 0)}

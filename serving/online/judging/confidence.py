@@ -35,13 +35,13 @@ def confidence_sequence(values: Sequence[float], error: float) -> Interval:
     return Interval(mean, mean - width, mean + width)
 
 
-def plausible_lower_end(values: Sequence[float], error: float, at: int) -> float:
-    """Return the lower end of the interval at `at` values, were the mean as high as is plausible by now."""
+def plausible_lower_end(values: Sequence[float], error: float, later: int) -> float:
+    """Return the lower end of the interval at `later` values, if the mean were as high as is plausible by now."""
     n = len(values)
     if n < 2:
         return math.inf
     spread = float(numpy.std(values, ddof=1))
-    return float(numpy.mean(values)) + PLAUSIBLE * spread / math.sqrt(n) - spread * _width(max(n, at), error)
+    return float(numpy.mean(values)) + PLAUSIBLE * spread / math.sqrt(n) - spread * _width(max(n, later), error)
 
 
 def _width(n: int, error: float) -> float:
@@ -51,6 +51,6 @@ def _width(n: int, error: float) -> float:
     return math.sqrt(2 * (n * rho2 + 1) / (n * n * rho2) * log_term)
 
 
-def spent(error: float, place: int) -> float:
-    """Return the part of an error for the candidate at `place` (1, 2, …) of an endless stream: Σ = `error`."""
-    return error * 6 / (math.pi * place) ** 2
+def spent(error: float, number: int) -> float:
+    """Return the part of an error for the candidate `number` (1, 2, …) of an endless stream: Σ = `error`."""
+    return error * 6 / (math.pi * number) ** 2

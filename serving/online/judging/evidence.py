@@ -19,7 +19,7 @@ from distillspec.types import Floats, Interval
 class Costs:
     """Cost of a step at length γ, in plain steps of the target: 1, γ · `verify`, and γ tokens of the draft.
 
-    further: of each drafted token behind the first, None: as the first. A block's further tokens cost less.
+    further: of each drafted token behind the first. None: as much as the first. A block's further tokens cost less.
     """
 
     draft: float

@@ -48,7 +48,7 @@ def candidate_question(registry: VersionRegistry) -> Question | None:
 
 
 def suspicion_question(registry: VersionRegistry) -> Question | None:
-    """Ask about the version in service, by answers since its promotion, but none of long before a suspicion.
+    """Ask about the version in service, by answers since its promotion, without those long before a suspicion.
 
     None: there is nothing to go back to.
     """

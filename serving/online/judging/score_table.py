@@ -38,12 +38,12 @@ class ScoreTable:
 
     def of(self, version: str, after: int = 0) -> dict[int, Score]:
         """Return the scores of a version on answers numbered above `after`, by answer."""
-        found = self._database.rows("SELECT * FROM scores WHERE version = ? AND answer > ?", (version, after))
+        rows = self._database.rows("SELECT * FROM scores WHERE version = ? AND answer > ?", (version, after))
         return {
             row["answer"]: Score(
                 tuple(json.loads(row["tokens"])), tuple(json.loads(row["blocks"])), row["alpha"], row["positions"]
             )
-            for row in found
+            for row in rows
         }
 
     def newest_answer(self) -> int:
@@ -86,5 +86,5 @@ class ScoreTable:
             rows.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (version, reason))
 
     def _noted(self, table: str, version: str) -> str | None:
-        found: str | None = self._database.value(f"SELECT reason FROM {table} WHERE version = ?", (version,))
-        return found
+        reason: str | None = self._database.value(f"SELECT reason FROM {table} WHERE version = ?", (version,))
+        return reason

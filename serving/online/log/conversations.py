@@ -1,6 +1,6 @@
-"""Conversations of a tenant: a prompt that comes again, or that goes on from an earlier prompt, is of the same one.
+"""Conversations of a tenant: a prompt that repeats or continues an earlier one belongs to the same conversation.
 
-Answers of one conversation resemble each other, so they are evidence as a whole, and what was learnt from one of them
+Answers of a conversation resemble each other, so they are evidence as a whole, and what was learnt from one of them
 tells of the others.
 """
 
@@ -33,9 +33,9 @@ def conversation_of(rows: sqlite3.Connection, tenant: str, prompt_ids: Sequence[
         (tenant, min(SHORTEST, size), size),
     )
     lengths = sorted({length for (length,) in known if length >= SHORTEST or length == size})
-    for found in reversed(_prefix_hashes(tenant, prompt_ids, lengths)):
+    for prefix_hash in reversed(_prefix_hashes(tenant, prompt_ids, lengths)):
         query = "SELECT conversation FROM answers WHERE tenant = ? AND prompt = ? LIMIT 1"
-        row: Any = rows.execute(query, (tenant, found)).fetchone()
+        row: Any = rows.execute(query, (tenant, prefix_hash)).fetchone()
         if row is not None:
             return int(row[0])
     return None

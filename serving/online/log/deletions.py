@@ -25,7 +25,7 @@ class Deletions:
         self._exports = exports
         self._clock = clock
         # Tenant → the recorded time of its deletion, and that time by this process's clock.
-        self._known = {tenant: (at, min(at, clock())) for tenant, at in manifest.deleted_at().items()}
+        self._known = {tenant: (time_s, min(time_s, clock())) for tenant, time_s in manifest.deleted_at().items()}
 
     def cutoffs(self) -> dict[str, float]:
         """Return tenant → the time, by this process's clock, up to which its answers stay out.
@@ -33,9 +33,9 @@ class Deletions:
         Another process's clock may have been set since it began. A deletion not seen before happened at some time until
         now, so now is its cutoff.
         """
-        for tenant, at in self._manifest.deleted_at().items():
-            if self._known.get(tenant, (None, 0.0))[0] != at:
-                self._known[tenant] = (at, self._clock())
+        for tenant, time_s in self._manifest.deleted_at().items():
+            if self._known.get(tenant, (None, 0.0))[0] != time_s:
+                self._known[tenant] = (time_s, self._clock())
         return {tenant: here for tenant, (_, here) in self._known.items()}
 
     def delete(self, tenant: str) -> int:

@@ -17,14 +17,16 @@ log = logging.getLogger(__name__)
 
 
 class Exports:
-    """Writes exports, and takes deleted tenants' answers out of them. The manifest knows whose text lies where.
+    """Writes exports, and takes deleted tenants' answers out of them. The manifest lists which export has whose text.
 
     Args:
         write: makes a file: `(path, write_to(temporary))`.
     """
 
     def __init__(self, manifest: Manifest, key: LogKey, write: Callable[[Path, Callable[[Path], Any]], None]) -> None:
-        self._manifest, self._key, self._write = manifest, key, write
+        self._manifest = manifest
+        self._key = key
+        self._write = write
 
     def add(self, path: Path, answers: Sequence[LoggedAnswer]) -> None:
         """Write answers to a file. It is listed before, so that a crash leaves none that no deletion would find."""
@@ -34,7 +36,7 @@ class Exports:
     def clean(self) -> None:
         """Take the answers of deleted tenants out of the exports that the manifest names.
 
-        An export that is gone, or is none any more, is told in one line of the log, and forgotten.
+        An export that is gone, or is no export any more, is logged in one line and forgotten.
 
         Raises:
             RunError: a file cannot be read or written. It is tried again at the next deletion or start.

@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS refusals (file TEXT PRIMARY KEY, reason TEXT NOT NULL
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)
 """
 BY_PROMPT = "CREATE INDEX IF NOT EXISTS answers_of_prompt ON answers (tenant, prompt_tokens, prompt)"
-# Of a log that kept answers apart for the gate: all of them are judged by, and then learnt from.
+# Of a log that kept answers apart for the gate. Now all answers are judged by, and then learnt from.
 UPGRADE = (
     "ALTER TABLE answers ADD COLUMN conversation INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE answers ADD COLUMN prompt TEXT NOT NULL DEFAULT ''",

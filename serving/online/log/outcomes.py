@@ -9,14 +9,14 @@ from distillspec.serving.online.log.signal import LoggedDraft
 from distillspec.serving.step.commit import Emission
 
 
-def drafted_at(emission: Emission, place: int) -> LoggedDraft:
-    """Return a draft model's first token at the position of the emission's token `place`. Others do not count."""
+def drafted_at(emission: Emission, index: int) -> LoggedDraft:
+    """Return a draft model's first token at the position of the emission's token `index`. Others do not count."""
     tree, path, models = emission.tree, emission.path, emission.versions
     if not any(group.source in models for group in tree.groups):
         return LoggedDraft(PLAIN)
-    groups = tree.groups_at(path[place - 1] if place else ROOT)
-    if place < len(path):
-        accepted = path[place]
+    groups = tree.groups_at(path[index - 1] if index else ROOT)
+    if index < len(path):
+        accepted = path[index]
         group = next(group for group in groups if accepted in group.nodes)
         if group.source not in models:
             return LoggedDraft(PLAIN)
@@ -36,20 +36,20 @@ def rejected_in(emission: Emission) -> list[RejectedNode]:
     sequence, tree = emission.sequence, emission.tree
     before, first = sequence.output_length - len(emission.rows), emission.rows[0]
     response = sequence.tokens[sequence.prompt_length :]
-    of_text = {ROOT: before} | {node: before + place for place, node in enumerate(emission.path, 1)}
+    of_text = {ROOT: before} | {node: before + index for index, node in enumerate(emission.path, 1)}
     rejected, numbers = list[RejectedNode](), dict[int, int]()
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-        place = of_text.get(parent)
+        text_tokens = of_text.get(parent)
         if node in of_text:
             continue
-        if place is not None and response[place : place + 1] == [token]:
-            of_text[node] = place + 1
-        elif place is None or place <= len(response):  # the path may go on behind a stop token
-            if place is None and parent not in numbers:
+        if text_tokens is not None and response[text_tokens : text_tokens + 1] == [token]:
+            of_text[node] = text_tokens + 1
+        elif text_tokens is None or text_tokens <= len(response):  # the path may go on behind a stop token
+            if text_tokens is None and parent not in numbers:
                 continue
-            above = ROOT if place is not None else numbers[parent]
+            above = ROOT if text_tokens is not None else numbers[parent]
             numbers[node] = len(rejected)
-            rejected.append(
-                RejectedNode(rejected[above].place if place is None else place, above, token, first + 1 + node)
-            )
+            if text_tokens is None:
+                text_tokens = rejected[above].text_tokens
+            rejected.append(RejectedNode(text_tokens, above, token, first + 1 + node))
     return rejected

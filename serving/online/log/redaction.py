@@ -26,9 +26,9 @@ class BadRedaction(ValueError):
 def mask(answer: LoggedAnswer, positions: Iterable[int], by: int, *, prompt: Iterable[int] = ()) -> LoggedAnswer:
     """Replace the response tokens at `positions`, and the prompt's at `prompt`, by the token `by`: for hooks."""
     response_ids, prompt_ids = list(answer.response_ids), list(answer.prompt_ids)
-    for ids, places in ((response_ids, positions), (prompt_ids, prompt)):
-        for place in places:
-            ids[place] = by
+    for ids, masked in ((response_ids, positions), (prompt_ids, prompt)):
+        for index in masked:
+            ids[index] = by
     return replace(answer, response_ids=tuple(response_ids), prompt_ids=tuple(prompt_ids))
 
 
@@ -93,7 +93,7 @@ def _cut(answer: LoggedAnswer, tokens: int) -> LoggedAnswer:
 def _of_whole_text(answer: LoggedAnswer, kept: LoggedAnswer) -> dict[str, Any]:
     """Return states and rejected nodes if the text is as it was.
 
-    What is taken out can be read from the states of later tokens, and from what was drafted in its place.
+    The states of later tokens, and what was drafted in place of removed text, would reveal that text.
     """
     same = (kept.prompt_ids, kept.response_ids) == (answer.prompt_ids, answer.response_ids)
     return {

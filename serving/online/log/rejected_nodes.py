@@ -19,7 +19,7 @@ ENTRIES = 16  # log-probabilities kept at each, at most: with the other columns 
 class RejectedNode(NamedTuple):
     """A node of a window's tree that is no part of the text."""
 
-    place: int  # response tokens before its branch leaves the text
+    text_tokens: int  # response tokens before its branch leaves the text
     parent: int  # number of the node before it among those of the window, −1: the text
     token: int
     row: int  # of the step's logits, behind it
@@ -28,7 +28,7 @@ class RejectedNode(NamedTuple):
 class Branch(NamedTuple):
     """Nodes one after another, from the text to a last one. Those before `new` are in an earlier branch too."""
 
-    place: int
+    text_tokens: int
     nodes: list[int]
     new: int
 
@@ -37,7 +37,7 @@ class Branch(NamedTuple):
 class RejectedNodes:
     """M nodes of an answer's windows, parents first."""
 
-    places: Tensor  # [M] int32: response tokens before the node's branch leaves the text
+    text_tokens: Tensor  # [M] int32: response tokens before the node's branch leaves the text
     parents: Tensor  # [M] int32: the node before it, −1: the text
     tokens: Tensor  # [M] int32
     signal: TeacherSignal  # topk, raw: row m is the distribution behind node m
@@ -47,14 +47,14 @@ class RejectedNodes:
 
     def branches(self) -> list[Branch]:
         """Return a branch for every node without children. Together they hold all nodes."""
-        parents, places = self.parents.tolist(), self.places.tolist()
+        parents, text_tokens = self.parents.tolist(), self.text_tokens.tolist()
         inner, seen, branches = set(parents), set[int](), list[Branch]()
         for last in [node for node in range(len(self)) if node not in inner]:
             nodes, node = list[int](), last
             while node != ROOT:
                 nodes.insert(0, node)
                 node = parents[node]
-            branches.append(Branch(places[last], nodes, sum(node in seen for node in nodes)))
+            branches.append(Branch(text_tokens[last], nodes, sum(node in seen for node in nodes)))
             seen.update(nodes)
         return branches
 
@@ -63,11 +63,11 @@ def collected(nodes: Sequence[RejectedNode], signal: TeacherSignal) -> RejectedN
     """Return the nodes of an answer, whose parents are counted over all of its windows. None: one is not finite."""
     if not bool(torch.isfinite(signal.logprobs[:, 0]).all()):
         return None
-    places, parents, tokens = (
+    text_tokens, parents, tokens = (
         torch.tensor([getattr(node, name) for node in nodes], dtype=torch.int32)
-        for name in ("place", "parent", "token")
+        for name in ("text_tokens", "parent", "token")
     )
-    return RejectedNodes(places, parents, tokens, signal)
+    return RejectedNodes(text_tokens, parents, tokens, signal)
 
 
 def node_columns(nodes: Sequence[RejectedNodes | None]) -> list[Columns]:
@@ -78,7 +78,7 @@ def node_columns(nodes: Sequence[RejectedNodes | None]) -> list[Columns]:
     pairs = [(example, 0) if answer_nodes is None else (answer_nodes, len(answer_nodes)) for answer_nodes in nodes]
     return [
         {
-            "node_places": answer_nodes.places[:rows],
+            "node_places": answer_nodes.text_tokens[:rows],
             "node_parents": answer_nodes.parents[:rows],
             "node_tokens": answer_nodes.tokens[:rows],
             "node_ids": answer_nodes.signal.ids[:rows],

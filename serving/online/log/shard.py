@@ -59,7 +59,10 @@ def load_shard(path: Path, key: LogKey, sha256: str | None = None) -> list[Logge
             f"{path.name} was recorded with another {differing[0]}: {recorded.get(differing[0])}, "
             f"not {getattr(key, differing[0])}"
         )
-    return [_answer(columns, own, metadata.common) for columns, own in zip(samples, metadata.samples, strict=True)]
+    return [
+        _answer(columns, recorded_answer, metadata.common)
+        for columns, recorded_answer in zip(samples, metadata.samples, strict=True)
+    ]
 
 
 def _columns(answer: LoggedAnswer) -> Columns:
@@ -73,13 +76,13 @@ def _columns(answer: LoggedAnswer) -> Columns:
     }
 
 
-def _answer(columns: Columns, own: dict[str, Any], common: dict[str, Any]) -> LoggedAnswer:
+def _answer(columns: Columns, recorded: dict[str, Any], common: dict[str, Any]) -> LoggedAnswer:
     signal = signal_of(columns, common)
     assert isinstance(signal, TeacherSignal), "every logged answer has a compressed signal"
-    policy, versions = SamplingPolicy(**own["policy"]), tuple(own["draft_versions"])
+    policy, versions = SamplingPolicy(**recorded["policy"]), tuple(recorded["draft_versions"])
     unknown = torch.full((len(columns["response_tokens"]),), math.nan, dtype=torch.float16)
     rows: dict[str, Any] = {name: columns.get(name, unknown) if name in LATER else columns[name] for name in ROW_FIELDS}
-    metadata = {name: own[name] for name in METADATA_FIELDS}
+    metadata = {name: recorded[name] for name in METADATA_FIELDS}
     return LoggedAnswer(
         **{**metadata, "policy": policy, "draft_versions": versions, "finished": bool(columns["finished"])},
         prompt_ids=tuple(columns["prompt_tokens"].tolist()),

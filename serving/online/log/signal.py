@@ -86,7 +86,7 @@ def record(
     """
     count, kernel = min(entries, logits.shape[-1]), signal_kernel_for(logits)
     if kernel is not None and all(d.drawn_from is None or d.drawn_from.probs.dtype == torch.float32 for d in drafted):
-        heat = [math.nan if own is None else own for own in temperatures]
+        heat = [math.nan if temperature is None else temperature for temperature in temperatures]
         positions = [_position(*each) for each in zip(rows, tokens, heat, drafted, strict=True)]
         return Packed(kernel.record(logits, count, positions), count)
     chosen = rows_of(logits, rows)
@@ -123,17 +123,17 @@ def policy_figures(
     device = logits.device
     chosen = logits.gather(-1, torch.stack([to_device(tokens, device), signal.ids[:, 0].long()], 1)).float()
     total = chosen[:, 1] - signal.logprobs[:, 0].float()  # of exp(logits), in logs, without another pass over them
-    raw, log_z = chosen[:, 0] - total, torch.zeros_like(total)
+    logprobs, log_z = chosen[:, 0] - total, torch.zeros_like(total)
     others = [row for row, value in enumerate(temperatures) if value not in (None, 0.0, 1.0)]
     if others:
-        at = to_device(others, device)
+        rows = to_device(others, device)
         heat = to_device([float(temperatures[row] or 1.0) for row in others], device, torch.float32)
-        softened = torch.logsumexp(logits.index_select(0, at).float() / heat[:, None], -1) - total[at] / heat
-        log_z.index_copy_(0, at, softened)
-        raw.index_copy_(0, at, raw[at] / heat - softened)
+        softened = torch.logsumexp(logits.index_select(0, rows).float() / heat[:, None], -1) - total[rows] / heat
+        log_z.index_copy_(0, rows, softened)
+        logprobs.index_copy_(0, rows, logprobs[rows] / heat - softened)
     known = to_device([{None: torch.nan, 0.0: 0.0}.get(value, 1.0) for value in temperatures], device, torch.float32)
-    raw = torch.where(known == 0, 0.0, raw)  # greedy: the token is certain
-    return torch.stack([raw + 0 * known, log_z], -1).to(torch.float16)
+    logprobs = torch.where(known == 0, 0.0, logprobs)  # greedy: the token is certain
+    return torch.stack([logprobs + 0 * known, log_z], -1).to(torch.float16)
 
 
 def _draft_figures(drafted: Sequence[LoggedDraft], device: torch.device) -> Tensor:
@@ -142,10 +142,10 @@ def _draft_figures(drafted: Sequence[LoggedDraft], device: torch.device) -> Tens
     figures = to_device(known, device, torch.float16)
     tables = {id(d.drawn_from): d.drawn_from for d in drafted if d.drawn_from is not None and d.token >= 0}
     for table in tables.values():
-        at = [i for i, d in enumerate(drafted) if d.drawn_from is table]
-        q = table.probs.index_select(0, to_device([drafted[i].row for i in at], device)).float()
-        tokens = to_device([drafted[i].token for i in at], device)
+        positions = [i for i, d in enumerate(drafted) if d.drawn_from is table]
+        q = table.probs.index_select(0, to_device([drafted[i].row for i in positions], device)).float()
+        tokens = to_device([drafted[i].token for i in positions], device)
         columns = tokens if table.kept_ids is None else torch.searchsorted(table.kept_ids, tokens)
         of_token = q.gather(-1, columns[:, None])[:, 0]
-        figures[to_device(at, device)] = torch.stack([of_token, torch.special.entr(q).sum(-1)], -1).to(figures)
+        figures[to_device(positions, device)] = torch.stack([of_token, torch.special.entr(q).sum(-1)], -1).to(figures)
     return figures

@@ -56,7 +56,7 @@ class ReplayTap:
         is_full: returns True if new answers replace others in the log.
         verification: of the engine. The text of a lossy one is not the target's, and judges no draft.
         device: of the target.
-        keeps_rejected: keep what the target gave behind drafted tokens that it did not accept, too.
+        keeps_rejected: also keep what the target gave behind drafted tokens that it did not accept.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class ReplayTap:
         self._precision, self._keeps_rejected = config.state_precision(device), keeps_rejected
         self.excluded: set[str] = set()  # tenants, beside those of the settings
         self.paused = False
-        self.wanting = False  # text is waited for: all requests are logged, and not `replay.share` of them
+        self.wanting = False  # text is waited for: all requests are logged, not only `replay.share` of them
         self.counters: Counter[str] = Counter()
-        self.cpu_s = 0.0  # processor time of recording, from above: all cores of the engine's thread count as busy
+        self.cpu_s = 0.0  # processor time of recording, an upper bound: all cores of the engine's thread count as busy
         self._running: dict[tuple[str, int], _Running] = {}
         self._skipped: set[tuple[str, int]] = set()  # not to be logged, or dropped
         self.waiting_tokens = 0
@@ -179,7 +179,7 @@ class ReplayTap:
 
     def _record(self, logged: Sequence[tuple[Emission, _Running]], logits: Tensor) -> None:
         rows = [row for emission, _ in logged for row in emission.rows]
-        drafted = [drafted_at(emission, place) for emission, _ in logged for place in range(len(emission.rows))]
+        drafted = [drafted_at(emission, index) for emission, _ in logged for index in range(len(emission.rows))]
         tokens = [token for emission, _ in logged for token in emission.sequence.tokens[-len(emission.rows) :]]
         heat = [self._temperature(answer.request) for emission, answer in logged for _ in emission.rows]
         packed = record(logits, rows, tokens, heat, drafted, self.config.entries)

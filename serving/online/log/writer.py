@@ -116,7 +116,7 @@ class LogWriter:
                         return
             if answers:
                 self._write(self._redacted(answers))
-                answers.clear()  # they would be held until the next ones come
+                answers.clear()  # else they stay in memory until the next ones come
                 self.cpu_s = time.thread_time()
 
     def _count(self) -> None:

@@ -1,4 +1,4 @@
-"""Specialists: drafts cloned for a domain that the pool's best draft stays poor at, however much it learns."""
+"""Specialists: drafts cloned for a domain at which the pool's best draft stays poor, however much it learns."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from distillspec.serving.selection.selecting import SelectionFigures
 
 log = logging.getLogger(__name__)
 
-ENOUGH = 64  # answers of a domain, and tokens tried on it, that its acceptance is taken from
+ENOUGH = 64  # answers of a domain, and tokens tried on it, from which its acceptance is taken
 LEARNT = 2  # judged versions of a draft before its domains may get specialists
-ENOUGH_TOKENS = 10_000  # written, that the cost of trials is taken from
+ENOUGH_TOKENS = 10_000  # written, from which the cost of trials is taken
 IN_VAIN = 4  # judged versions of a specialist after which it is withdrawn
 COST_OF_A_DRAFT = 0.01  # share of tokens a second that one more draft costs, while nothing is known of a pool's trials
 NAME = re.compile(r"[^A-Za-z0-9._+-]+")
@@ -32,8 +32,8 @@ NAME = re.compile(r"[^A-Za-z0-9._+-]+")
 class Specialists:
     """Clones and withdraws specialists, one at a time on trial.
 
-    A clone learns from its domain in the place of the draft that it was cloned from. The gate lets it serve once it
-    gains more than another draft costs the pool.
+    A clone learns from its domain in place of the draft that it was cloned from. The gate lets it serve once it gains
+    more than another draft costs the pool.
 
     Args:
         registry: of the folder.
@@ -55,7 +55,7 @@ class Specialists:
         self.registry = registry
         self._report = report
         self._problem = problem
-        self._refused: set[str] = set()  # specialists that the log was told of
+        self._refused: set[str] = set()  # specialists whose refusal is in the log
 
     def fruitless(self) -> list[tuple[str, str]]:
         """Return the specialists on trial that have learnt in vain, each with the reason to withdraw it."""
@@ -91,7 +91,7 @@ class Specialists:
         return len(judged) >= LEARNT
 
     def _clone(self, owner: str, poor: DraftedText) -> Member | None:
-        """Register a copy of the owner's version in service, then list the specialist. A crash between is made up."""
+        """Register a copy of the owner's version in service, then list the specialist. A crash between is repaired."""
         current, name = self.registry.of(owner).current(), name_for(poor.domain)
         if current is None or any(member.name == name for member in self.registry.pool.members()):
             return None
@@ -100,7 +100,7 @@ class Specialists:
             learnt = None if current.last_request is None else (current.first_request or 0, current.last_request)
             base = specialist.add(partial(shutil.copytree, current.path), parent=current.name, requests=learnt)
             specialist.promote(base.name, f"cloned from {current.name}")
-        # Updates that were asked for before are not its own.
+        # Updates that were asked for earlier are not for it.
         TrainerState(asked=TrainerControl.read(self.layout.control).asked).write(self.layout.of(name).state)
         reason = f"{owner} accepts {poor.accepted / poor.tried:.2f} of its tokens there"
         member = Member(name, "on trial", poor.domain, owner, reason)
@@ -119,7 +119,7 @@ def name_for(domain: str) -> str:
 def poor_domain(
     members: Sequence[Member], texts: Sequence[DraftedText], served_by: Mapping[str, str], below: float
 ) -> DraftedText | None:
-    """Return the domain to clone a specialist for, with the draft that serves it in the place of its version.
+    """Return the domain to clone a specialist for. Its `draft` is the draft that serves it, not a version.
 
     Its acceptance is below `below` times that of the same draft's other domains. Of several the one with the most
     tokens. No domain gets a second specialist.

@@ -17,7 +17,7 @@ from distillspec.serving.online.state.version import ONLY
 REGISTRY, MANIFEST = "registry.sqlite", "manifest.sqlite"  # of the versions and of the replay log
 ANSWERS = "answers"  # folder of what proposers without a model keep, beside the log
 
-LOG_BYTES = 64 << 20  # of a log of figures or of what the trainer says, and of the one before it: weeks
+LOG_BYTES = 64 << 20  # of a log of figures or of the trainer's output, and of the one before it: weeks
 
 M = TypeVar("M", bound="_Message")
 
@@ -85,7 +85,7 @@ class Layout:
 
     @property
     def state(self) -> Path:
-        return self._own / "state.json"
+        return self._draft_folder / "state.json"
 
     @property
     def scores(self) -> Path:
@@ -93,7 +93,7 @@ class Layout:
 
     @property
     def memory(self) -> Path:
-        return self._own / "optimizer.pt"
+        return self._draft_folder / "optimizer.pt"
 
     @property
     def heartbeat(self) -> Path:
@@ -108,7 +108,7 @@ class Layout:
         return self.trainer / "settings.json"
 
     @property
-    def _own(self) -> Path:
+    def _draft_folder(self) -> Path:
         return self.trainer / "drafts" / self.member if self.member else self.trainer
 
     def check_usable(self) -> None:
@@ -146,11 +146,11 @@ class _Message:
     def read(cls: type[M], path: Path) -> M:
         """Read the message. Without a readable file: all defaults."""
         try:
-            found = json.loads(path.read_text())
+            values = json.loads(path.read_text())
         except (OSError, ValueError):
             return cls()
         known = {f.name for f in fields(cls)}
-        return cls(**{name: value for name, value in found.items() if name in known})
+        return cls(**{name: value for name, value in values.items() if name in known})
 
     def write(self, path: Path) -> None:
         write_json(path, asdict(self))
@@ -159,7 +159,7 @@ class _Message:
         return replace(self, **changes)
 
 
-# What the states of several drafts add up.
+# Fields that are added up over the states of several drafts.
 ADDED = ("updates", "learnt", "skipped", "capped", "cpu_s", "loading_cpu_s", "judging_cpu_s", "seconds")
 
 
@@ -167,7 +167,7 @@ ADDED = ("updates", "learnt", "skipped", "capped", "cpu_s", "loading_cpu_s", "ju
 class TrainerState(_Message):
     """State of the trainer between updates of one draft.
 
-    Only the process that holds its lock writes it, but for a specialist's first one, before it is listed.
+    Only the process that holds its lock writes it, except the first state of a specialist that is not listed yet.
     """
 
     cursor: int = 0  # number of the last logged answer that an update considered

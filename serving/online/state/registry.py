@@ -195,7 +195,7 @@ class VersionRegistry:
         return next((v for v in self._retired() if self.problem_of(v) is None), None)
 
     def challenged_by(self) -> Version | None:
-        """Return the version whose acceptance in service the current one is compared with. Its folder is not checked.
+        """Return the version with whose acceptance in service the current one's is compared. Its folder is not checked.
 
         None: the current version came by a rollback and was compared before.
         """

@@ -9,7 +9,7 @@ from distillspec.training.lifeline import allow_stops, end_with_parent
 
 
 def run() -> int:
-    gc.disable()  # imports make a million objects that stay, and it would look at them again and again
+    gc.disable()  # imports make a million objects that stay, which the collector would visit again and again
     from distillspec.serving.online.training.process import run_embedded
 
     gc.freeze()

@@ -75,7 +75,7 @@ class BaseDrafts:
         return self._target.known or self.target()
 
     def load(self, version: Version) -> LanguageModel:
-        """Load a version for training, without what train-stop taught it: that is of weights that change.
+        """Load a version for training, without its stop head: that was trained for weights that now change.
 
         Raises:
             RunError: its folder is damaged. ConfigError: it has another tokenizer or target than the log.

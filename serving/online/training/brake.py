@@ -48,8 +48,8 @@ class Brake:
         self._holds_lock = holds_lock
         self._changed = threading.Condition()
         self._busy = self._urgent = self._ending = False
-        self._ahead_s = 0.0  # that it ran between requests, and has not stood still for beside them
-        self._stopped_s = 0.0  # by stops that are over
+        self._ahead_s = 0.0  # that it ran between requests, and has not yet made up for by standing still beside them
+        self._stopped_s = 0.0  # in stops that are over
         self._stopped_at_s: float | None = None  # None: it is not stopped now
         self._thread: threading.Thread | None = None
 

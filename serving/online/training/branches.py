@@ -19,9 +19,9 @@ def branches_of(
 ) -> Iterator[tuple[Sample, torch.Tensor, float]]:
     """Yield text, weights and scale of branches of answers, in random order.
 
-    A branch begins with its answer's text up to the place where it leaves it, and that text is read once more. No more
-    branches follow once they have as many tokens as the answers. A node that several branches share has a weight in
-    one of them.
+    A branch begins with its answer's text up to the position where it leaves it, and that text is read once more. There
+    are no more branches once they have as many tokens as the answers. A node that several branches share has a weight
+    in one of them.
 
     Args:
         scales: tenant → weight of its tokens.
@@ -52,9 +52,9 @@ def branch_sample(answer: LoggedAnswer, branch: Branch) -> Sample:
         "topk", pad(signal.ids, missing, value=-1), pad(signal.logprobs, missing, value=-torch.inf), signal.tail
     )
     return Sample(
-        prompt_id=f"{answer.request_id}/{answer.index}/{branch.place}",
+        prompt_id=f"{answer.request_id}/{answer.index}/{branch.text_tokens}",
         domain=answer.domain,
-        prompt_ids=(*answer.prompt_ids, *answer.response_ids[: branch.place], tokens[0]),
+        prompt_ids=(*answer.prompt_ids, *answer.response_ids[: branch.text_tokens], tokens[0]),
         response_ids=(*tokens[1:], int(signal.ids[-1, 0])),
         signal=wide,
         source="teacher",

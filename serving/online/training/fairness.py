@@ -33,21 +33,21 @@ def newest_within(
     """
     newest_first = items[::-1]
     sums: dict[str, float] = {}
-    order: list[tuple[float, int]] = []  # the sum of a tenant's items up to this one, 0 for its first, and its place
-    for place, item in enumerate(newest_first):
+    order: list[tuple[float, int]] = []  # the sum of a tenant's items up to this one, 0 for its first, and its index
+    for index, item in enumerate(newest_first):
         before = sums.get(tenant(item), 0.0)
         sums[tenant(item)] = before + size(item)
-        order.append((sums[tenant(item)] if before else 0.0, place))
+        order.append((sums[tenant(item)] if before else 0.0, index))
     kept: list[int] = []
     full: set[str] = set()
-    for _, place in sorted(order):
-        item = newest_first[place]
+    for _, index in sorted(order):
+        item = newest_first[index]
         if size(item) > room + 1e-9:
             full.add(tenant(item))
         if tenant(item) not in full:
             room -= size(item)
-            kept.append(place)
-    return [newest_first[place] for place in sorted(kept, reverse=True)] or list(items[-1:])
+            kept.append(index)
+    return [newest_first[index] for index in sorted(kept, reverse=True)] or list(items[-1:])
 
 
 def fair_level(amounts: Sequence[float], share: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from distillspec.files import private_file
 
 PATIENCE_S = 600.0  # of silence, beyond the longest one that ended by itself
-MOST_AT_ONCE_S = 10.0  # of silence, counted between two looks: if they are further apart, the server stood still too
+MOST_AT_ONCE_S = 10.0  # of silence, counted between two checks: if they are further apart, the server stood still too
 
 T = TypeVar("T")
 

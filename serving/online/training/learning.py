@@ -43,8 +43,8 @@ class UpdateResult:
     # Acceptance on the update's text, first and last tenth. Without draws from the tail it is an upper bound.
     alpha: float = math.nan
     alpha_at_end: float = math.nan
-    new_ids: int = 0  # of a truncated vocabulary, that came in
-    ceiling: dict[str, float] = field(default_factory=dict)  # of acceptance on the text by its domain, from above
+    new_ids: int = 0  # that came into a truncated vocabulary
+    ceiling: dict[str, float] = field(default_factory=dict)  # upper bound of acceptance on the text, by its domain
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -59,10 +59,10 @@ class Memory:
         """Return the memory with the parameters `names` in the head's new order. Its new rows begin anew."""
         known = {id(p): name for name, p in learning.items()}
         order = [known.get(id(p)) for group in optimizer.param_groups for p in group["params"]]
-        renewed = {place for place, name in enumerate(order) if name in names}
+        renewed = {index for index, name in enumerate(order) if name in names}
         states = {
-            place: {key: _moments_of(rows, value) if place in renewed else value for key, value in state.items()}
-            for place, state in self.optimizer["state"].items()
+            index: {key: _moments_of(rows, value) if index in renewed else value for key, value in state.items()}
+            for index, state in self.optimizer["state"].items()
         }
         weights = {
             name: rows.moved(value, learning[name].detach()) if name in names else value
@@ -85,9 +85,9 @@ class MemoryFile:
     def read(self, version: str) -> Memory | None:
         """Return the memory of a version, None if there is none."""
         try:
-            found = torch.load(self.path, map_location="cpu", weights_only=True)
-            same = found["version"] == version
-            return Memory(found["steps"], found["optimizer"], found["weights"]) if same else None
+            stored = torch.load(self.path, map_location="cpu", weights_only=True)
+            same = stored["version"] == version
+            return Memory(stored["steps"], stored["optimizer"], stored["weights"]) if same else None
         except FileNotFoundError:
             return None
         except Exception as error:  # cut short, or of another release

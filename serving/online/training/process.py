@@ -41,10 +41,10 @@ def write_settings(settings: OnlineSettings) -> None:
 
 def read_settings(root: Path) -> OnlineSettings:
     """Read what `write_settings` wrote in an online folder."""
-    found = json.loads(Layout(root).settings.read_text())
+    stored = json.loads(Layout(root).settings.read_text())
     kinds = get_type_hints(OnlineSettings)
-    groups = {name: kinds[name](**values) for name, values in found.items() if isinstance(values, dict)}
-    settings = OnlineSettings(**{**found, **groups})
+    groups = {name: kinds[name](**values) for name, values in stored.items() if isinstance(values, dict)}
+    settings = OnlineSettings(**{**stored, **groups})
     settings.online.folder = str(root)
     return settings
 
@@ -65,7 +65,7 @@ def run_trainer(
 
     Args:
         judged: with `once`, score the candidate on answers that it did not learn from.
-        without: a tenant to delete before, from what was learnt too. See `unlearn`.
+        without: a tenant to delete first, also from what was learnt. See `unlearn`.
 
     Raises:
         RunError: another trainer works on this folder (`Occupied`), or this one is quarantined.
@@ -81,15 +81,15 @@ def run_trainer(
             unlearn(settings, without)
         trainers = Trainers(settings, report, beating(layout.heartbeat, on_stage or (lambda stage: None)))
         if once:
-            made = [_once(trainer, judged) for trainer in trainers.with_text()]
-            return [version for version in made if version is not None]
+            candidates = [_once(trainer, judged) for trainer in trainers.with_text()]
+            return [version for version in candidates if version is not None]
         return _train(trainers, stopped, max_updates, beating(layout.heartbeat, wait or Event().wait))
 
 
 def _once(trainer: OnlineTrainer, judged: bool) -> Version | None:
-    """Make one update on what is logged. To be judged, the candidate leaves the newest answers aside, and scores them.
+    """Make one update on what is logged. A candidate to be judged is scored on the newest answers, not taught by them.
 
-    They are at most a third of the new ones.
+    They are at most a third of the new answers.
     """
     new = trainer.replay.count(after=trainer.state.cursor)
     version = trainer.update("by hand", min(trainer.settings.gate.requests, new // 3) if judged else 0)
@@ -103,9 +103,9 @@ def _train(
     trainers: Trainers, stopped: Callable[[], bool], max_updates: int | None, wait: Callable[[float], Any]
 ) -> list[Version]:
     """Judge, and make updates as they are due. After a failure the next try waits longer."""
-    made: list[Version | None] = []
+    candidates: list[Version | None] = []
     pause = POLL_S
-    while not stopped() and (max_updates is None or len(made) < max_updates):
+    while not stopped() and (max_updates is None or len(candidates) < max_updates):
         due = None
         try:
             if trainers.judge():
@@ -114,7 +114,7 @@ def _train(
             if due is None:
                 wait(POLL_S)
                 continue
-            made.append(due.trainer.update(due.reason))
+            candidates.append(due.trainer.update(due.reason))
             pause = POLL_S
             continue
         except Overtaken:
@@ -129,7 +129,7 @@ def _train(
             if not stopped():
                 wait(POLL_S)
         pause = min(LONGEST_WAIT_S, 2 * pause)
-    return [version for version in made if version is not None]
+    return [version for version in candidates if version is not None]
 
 
 def _may_pass(error: Exception) -> bool:

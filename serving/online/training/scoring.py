@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 SCORE_BATCH = 4  # answers. The trainer looks for an end, and for other work, in between
 EXPECTED = (ConfigError, RunError, ValueError, OSError)  # raised by a damaged or foreign draft
-REST_S = 600.0  # that a suspicion waits after there was no memory for it
+REST_S = 600.0  # for which a suspicion waits after memory did not suffice for it
 
 
 class Scorer:
@@ -106,7 +106,7 @@ class Scorer:
                 raise
             problem = f"there is no memory to judge it: {in_one_line(error)}"
         self._loaded.clear()
-        free_unused()  # after the error, which held what there was
+        free_unused()  # after the error, which held the memory
         return problem
 
     def _give_up(self, version: Version, reason: str) -> None:
@@ -123,8 +123,8 @@ class Scorer:
         Raises:
             ConfigError, RunError, ValueError, OSError: neither can be scored.
         """
-        found = self.replay.by_number(entries)
-        answers = {entry.number: found.get(entry.number) for entry in entries}  # None: deleted
+        by_number = self.replay.by_number(entries)
+        answers = {entry.number: by_number.get(entry.number) for entry in entries}  # None: deleted
         states: TargetStates | None = None
         failures: dict[str, Exception] = {}
         for version in (question.version, question.against):
@@ -150,7 +150,7 @@ class Scorer:
         answers: Mapping[int, LoggedAnswer | None],
         states: TargetStates | None,
     ) -> dict[int, Score]:
-        """Return the scores of answers. One on which the logits are not finite is one that accepts nothing.
+        """Return the scores of answers. An answer on which the logits are not finite accepts nothing.
 
         Raises:
             NonFiniteLogits: the logits are finite on no answer so far.
@@ -165,7 +165,7 @@ class Scorer:
             raise problem
         nothing = {number: answer for number, answer in answers.items() if answer is not None and number not in scores}
         return scores | {
-            number: nothing_accepted(own, self.config.speculation_length) for number, own in nothing.items()
+            number: nothing_accepted(unscored, self.config.speculation_length) for number, unscored in nothing.items()
         }
 
     def _scored(self, draft: LanguageModel, answer: LoggedAnswer | None, states: TargetStates | None) -> Score:

@@ -33,15 +33,15 @@ class OnlineTracking:
     def __init__(self, settings: OnlineSettings, folder: Path, tracker: Tracker | None) -> None:
         self._metrics, self._tracker = MetricsLog(folder / "metrics.jsonl", LOG_BYTES), tracker
         self._served = settings.layout.root / "metrics.jsonl"
-        self._place = folder / "tracked.json"
-        self._tracked = Tracked.read(self._place)
+        self._tracked_file = folder / "tracked.json"
+        self._tracked = Tracked.read(self._tracked_file)
 
     def report(self, record: dict[str, Any]) -> None:
         """Write a record of the trainer."""
         self._metrics.add(record)
         if self._tracker is not None:
             self._send(record)
-            self._tracked.write(self._place)
+            self._tracked.write(self._tracked_file)
 
     def follow(self) -> None:
         """Send the lines that the server has written since. A line without its end waits for the next call."""
@@ -60,7 +60,7 @@ class OnlineTracking:
             except ValueError:
                 continue  # a line that a crash cut
         self._tracked = self._tracked.with_(offset=self._tracked.offset + len(lines) + 1)
-        self._tracked.write(self._place)
+        self._tracked.write(self._tracked_file)
 
     def wait(self, seconds: float) -> None:
         """Follow, then sleep."""
@@ -108,7 +108,7 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
         for key, inner in value.items():
             yield from _numbers(f"{name}.{key}", inner)
     elif isinstance(value, (list, tuple)):
-        for place, inner in enumerate(value):
-            yield from _numbers(f"{name}.{place}", inner)
+        for index, inner in enumerate(value):
+            yield from _numbers(f"{name}.{index}", inner)
     elif isinstance(value, (int, float)) and math.isfinite(value):
         yield name, float(value)

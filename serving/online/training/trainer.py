@@ -75,7 +75,9 @@ class OnlineTrainer:
         on_stage: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings, self.config, self.layout = settings, settings.adapt, settings.layout.of(member)
+        self.settings = settings
+        self.config = settings.adapt
+        self.layout = settings.layout.of(member)
         self.member, self.registry = member, VersionRegistry(self.layout.versions).of(member)
         self.replay = log_of(member, ReplayLog(self.layout.replay), self.registry)
         self._drafts = BaseDrafts(self.registry, self.replay, target or LoadedTarget.of(settings, self.replay.key))
@@ -140,7 +142,7 @@ class OnlineTrainer:
             RunError: too many updates failed in a row and the trainer is quarantined (`state.quarantined`), or a tenant
                 whose answers it learnt from was deleted during the update.
             ConfigError: the log and the draft do not fit.
-            Overtaken: of one that was due by itself. What it would have learnt from waits for the next one.
+            Overtaken: by an update that was due by itself. What it would have learnt from waits for the next one.
         """
         began_s, began_cpu_s = self._clock(), time.process_time()
         self._stage("selecting")

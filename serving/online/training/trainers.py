@@ -21,9 +21,9 @@ class Due(NamedTuple):
 
 
 class Trainers:
-    """Makes a trainer for each draft as the registry lists it. The one that was at work last comes last.
+    """Makes a trainer for each draft as the registry lists it. The trainer that was at work last comes last.
 
-    One that is quarantined in a pool is left out until that is lifted.
+    In a pool, a quarantined trainer is left out until that is lifted.
 
     Args:
         report, on_stage: see `OnlineTrainer`.

@@ -15,12 +15,13 @@ log = logging.getLogger(__name__)
 
 
 def unlearn(settings: OnlineSettings, tenant: str) -> list[str]:
-    """Let the drafts that were given serve again, and the next update learn from all that is left in the log.
+    """Let the given drafts serve again, and the next update learn from all that is left in the log.
 
     Specialists are withdrawn.
 
     The tenant's answers are deleted, and so are all versions that have learnt from any answer, with the optimizer's
-    moments: the log does not say who taught which. A running server follows. Call it under the trainer's lock.
+    moments: the log does not say whose answers taught which version. A running server follows. Call it under the
+    trainer's lock.
 
     Returns:
         Names of the versions that are gone.

@@ -44,7 +44,8 @@ def renewed_ids(kept: Tensor, counts: Tensor, most: int, fixed: Sequence[int]) -
     room = max(0, most - len(kept))
     added, late = coming[:room], coming[room:]
     going = counts[kept].masked_fill(torch.isin(kept, torch.tensor(list(fixed), dtype=kept.dtype)), torch.inf)
-    order = len(kept) - 1 - going.flip(0).argsort(stable=True)[: len(late)]  # of equal ones higher ids: rarer merges
+    # Among equals higher ids come first: rarer merges.
+    order = len(kept) - 1 - going.flip(0).argsort(stable=True)[: len(late)]
     better = counts[late[: len(order)]] > going[order]  # falls along the pairs: the first ones gain most
     stay = torch.ones_like(kept, dtype=torch.bool)
     stay[order[better]] = False
@@ -60,6 +61,6 @@ def ceilings(examples: Sequence[TrainingExample], kept: Tensor | None) -> dict[s
             inside = torch.ones_like(signal.ids, dtype=torch.bool) if kept is None else torch.isin(signal.ids, kept)
             probs = signal.logprobs.float().exp().masked_fill(~inside, 0.0)
             mass = probs.sum() + (signal.tail.sum() if kept is None else 0.0)
-            for place, value in enumerate((float(mass), len(signal))):
-                sums[example.sample.domain][place] += value
+            for index, value in enumerate((float(mass), len(signal))):
+                sums[example.sample.domain][index] += value
     return {domain: mass / count for domain, (mass, count) in sorted(sums.items())}

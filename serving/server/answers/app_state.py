@@ -133,7 +133,7 @@ async def _in_thread(turns: TenantTurns, work: Callable[[], T], tenant: str) -> 
         task = asyncio.ensure_future(asyncio.to_thread(work))
         try:
             return await asyncio.shield(task)
-        finally:  # a client that disconnects does not end the thread, which keeps its place
+        finally:  # a client that disconnects does not end the thread, which keeps its turn
             await asyncio.gather(task, return_exceptions=True)
 
 

@@ -58,7 +58,9 @@ class Generation:
     """A running generation. `close` must be called: it aborts unfinished answers and writes the log line."""
 
     def __init__(self, state: AppState, parsed: ParsedRequest, replies: Replies, requests: Sequence[Request]) -> None:
-        self.state, self.parsed, self.replies = state, parsed, replies
+        self.state = state
+        self.parsed = parsed
+        self.replies = replies
         self._open = ExitStack()
         self._span = self._open.enter_context(state.tracing.span(**{"gen_ai.request.model": state.model}))
         try:
@@ -108,10 +110,10 @@ class Generation:
             while deltas := await self._take():
                 problem = self._problem(deltas)
                 last = self.stream.done and problem is None
-                for place, delta in enumerate(deltas, 1):
+                for number, delta in enumerate(deltas, 1):
                     extra = (
                         {"speculation": speculation(self.replies, self._outputs())}
-                        if last and place == len(deltas)
+                        if last and number == len(deltas)
                         else {}
                     )
                     written = replace(delta, finish_reason=None) if delta.finish_reason in FAILED else delta

@@ -69,18 +69,20 @@ class CompletionReplies:
     opening: tuple[Json, ...] = ()
 
     def __init__(self, head: Head, codec: TextCodec, answers: int, logprobs: bool) -> None:
-        self.head, self.codec, self.logprobs = head, codec, logprobs
+        self.head = head
+        self.codec = codec
+        self.logprobs = logprobs
         self._offsets = [0] * answers
 
     def choice(self, delta: Delta) -> Json:
         """Return the choice of a finished answer, or of one chunk. The deltas of an answer must come in order."""
-        found = self._logprobs(delta) if self.logprobs else None
+        logprobs = self._logprobs(delta) if self.logprobs else None
         ids = {"token_ids": list(delta.token_ids)} if self.codec.tokenizer is None else {}  # the text is empty
         return {
             "index": delta.choice,
             "text": delta.text,
             **ids,
-            "logprobs": found,
+            "logprobs": logprobs,
             "finish_reason": delta.finish_reason,
         }
 
@@ -109,7 +111,9 @@ class ChatReplies:
     object, chunk_object = "chat.completion", "chat.completion.chunk"
 
     def __init__(self, head: Head, codec: TextCodec, answers: int, logprobs: bool) -> None:
-        self.head, self.codec, self.logprobs = head, codec, logprobs
+        self.head = head
+        self.codec = codec
+        self.logprobs = logprobs
         # The first chunk of each answer names the role.
         first = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         self.opening: tuple[Json, ...] = tuple({"index": index, **first} for index in range(answers))
@@ -124,8 +128,8 @@ class ChatReplies:
         return {"index": delta.choice, "delta": {"content": delta.text} if delta.text else {}, **self._rest(delta)}
 
     def _rest(self, delta: Delta) -> Json:
-        found = {"content": [self._logprob(entry) for entry in delta.logprobs]} if self.logprobs else None
-        return {"logprobs": found, "finish_reason": delta.finish_reason}
+        logprobs = {"content": [self._logprob(entry) for entry in delta.logprobs]} if self.logprobs else None
+        return {"logprobs": logprobs, "finish_reason": delta.finish_reason}
 
     def _logprob(self, entry: TokenLogprob) -> Json:
         best = [self._token(token, value) for token, value in entry.best.items()]

@@ -41,13 +41,13 @@ def chat_params(body: ChatBody) -> SamplingParams:
     return _params(body, max_tokens=limit, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
 
 
-def _params(body: GenerationBody, **own: Any) -> SamplingParams:
+def _params(body: GenerationBody, **others: Any) -> SamplingParams:
     speculation = body.speculation_options
     given = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
     try:
         return SamplingParams(
             **given,
-            **own,
+            **others,
             speculate=speculation.enabled,
             speculation_length=speculation.speculation_length,
             require_exact=speculation.require_exact,

@@ -80,10 +80,10 @@ class TextCodec:
             )
 
     def _token_text(self, token: int) -> str:
-        """Return the text of one token inside a text. A part of a UTF-8 character is the replacement character.
+        """Return the text of one token inside a text. For a part of a UTF-8 character it is the replacement character.
 
         Many decoders drop the space before a text's first word (Llama 2's, T5's), and others put one before each later
-        word (BERT's). So the token is decoded after itself. Byte-level decoders know no places.
+        word (BERT's). So the token is decoded after itself. Byte-level decoders give the same text everywhere.
         """
         if self.tokenizer is None:
             return f"token_id:{token}"

@@ -12,11 +12,11 @@ class TenantTurns:
     """Places that tenants take by turns, so that a flood of one delays its own work. Used on the event loop alone.
 
     Args:
-        places: how many work at a time.
+        limit: how many work at a time.
     """
 
-    def __init__(self, places: int) -> None:
-        self._free = places
+    def __init__(self, limit: int) -> None:
+        self._free = limit
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the next tenant first
 
     def waiting(self, tenant: str) -> int:

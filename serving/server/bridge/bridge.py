@@ -62,7 +62,7 @@ class EngineBridge:
         self._idle = asyncio.Event()
         self._idle.set()
         self._steps: deque[StepReport] = deque()  # not delivered yet
-        self._arranged = False  # a delivery is to come
+        self._arranged = False  # a delivery is scheduled
         self._timer: asyncio.TimerHandle | None = None
         self._delivered_s = 0.0  # when steps were delivered last, on the loop's clock
         self.thread = EngineThread(engine, self._from_thread, self._death_from_thread)
@@ -215,7 +215,7 @@ class EngineBridge:
     def _deliver_all(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        # A step that is added from here on is arranged for, or taken below.
+        # A step that is added from here on schedules a delivery, or is taken below.
         self._timer = None
         self._arranged = False
         self._delivered_s = self._loop.time()

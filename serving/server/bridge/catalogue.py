@@ -72,9 +72,9 @@ class FolderCatalogue:
             self._versions[started_with.resolve()] = engine.draft.identity.version
 
     def list(self) -> tuple[DraftEntry, ...]:
-        found = drafts_in(self.root)
+        folders = drafts_in(self.root)
         current = self._history[-1] if self._history else None
-        return tuple(DraftEntry(f.name, self._versions.get(f.resolve()), f.resolve() == current) for f in found)
+        return tuple(DraftEntry(f.name, self._versions.get(f.resolve()), f.resolve() == current) for f in folders)
 
     def load(self, name: str) -> str:
         folder = self._find(name)
@@ -103,10 +103,10 @@ class FolderCatalogue:
         return version
 
     def _find(self, name: str) -> Path:
-        found = draft_in(self.root, name)
-        if found is None:
+        folder = draft_in(self.root, name)
+        if folder is None:
             raise not_there(name)
-        return found
+        return folder
 
 
 class PoolCatalogue:

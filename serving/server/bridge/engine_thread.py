@@ -106,7 +106,7 @@ class EngineThread:
         try:
             output = self.engine.step()
         finally:
-            self._deliver()  # where no pass ran meanwhile, or it failed
+            self._deliver()  # if no pass ran meanwhile, or the pass failed
         self._undelivered = self._report(output)
         if not (self.engine.overlaps and self.engine.has_work):
             self._deliver()

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-RECENT = 64  # ended answers that the mean gap is taken over
+RECENT = 64  # ended answers over which the gap is averaged
 LONGEST_S = 120  # the rate may change, so a client never waits longer
 
 

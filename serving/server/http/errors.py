@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 UNRECOGNISED = "Unrecognized request argument supplied"
-MOST_ERRORS = 1000  # of a body with more, the first is not searched for
+MOST_ERRORS = 1000  # in a body with more errors, the first one is not searched for
 
 
 class ApiError(Exception):

@@ -80,12 +80,12 @@ def load_api_keys(config: ServerConfig) -> KeyRing:
     keys = [] if config.api_key_file is None else _read_keys(Path(config.api_key_file))
     keys += [("default", key.strip()) for key in os.environ.get(API_KEYS, "").split(",") if key.strip()]
     first: dict[str, int] = {}
-    for place, (tenant, key) in enumerate(keys, 1):
-        _check_length(key, f"API key {place}")
+    for number, (tenant, key) in enumerate(keys, 1):
+        _check_length(key, f"API key {number}")
         if not tenant:
-            raise ConfigError(f"API key {place} has an empty name; write NAME:KEY, or KEY alone")
-        if keys[first.setdefault(key, place) - 1][0] != tenant:
-            raise ConfigError(f"API keys {first[key]} and {place} are the same for two names; give each its own")
+            raise ConfigError(f"API key {number} has an empty name; write NAME:KEY, or KEY alone")
+        if keys[first.setdefault(key, number) - 1][0] != tenant:
+            raise ConfigError(f"API keys {first[key]} and {number} are the same for two names; give each its own")
     return KeyRing(keys)
 
 

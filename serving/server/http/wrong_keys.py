@@ -39,7 +39,7 @@ class WrongKeys:
     """Wrong keys by client address. Used on the event loop alone.
 
     After `MOST` wrong keys of an address, those that follow are answered with 429 for a pause, which doubles with each
-    wrong key after it. Right keys are none of this class's business: they always pass.
+    wrong key after it. Right keys always pass, and never come here.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

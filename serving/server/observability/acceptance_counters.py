@@ -31,13 +31,13 @@ class AcceptanceCounters:
 
     def observe(self, versions: Mapping[str, str], rows: Iterable[RowResult]) -> None:
         """Count the rows of a step that used the drafts of these `versions`, by source."""
-        found: dict[tuple[str, str], AcceptanceCounter] = {}
+        counters: dict[tuple[str, str], AcceptanceCounter] = {}
         for row in rows:
             for booked, trials in by_version(row.trials, versions).items():
-                if (counter := found.get((booked, row.domain))) is None:
-                    counter = found[booked, row.domain] = AcceptanceCounter()
+                if (counter := counters.get((booked, row.domain))) is None:
+                    counter = counters[booked, row.domain] = AcceptanceCounter()
                 counter.add(trials)
-        for (booked, domain), counter in found.items():
+        for (booked, domain), counter in counters.items():
             self._domains.setdefault(booked, set()).add(domain)
             labels = self._model, booked, domain
             self._judged.labels(*labels).inc(counter.tried)

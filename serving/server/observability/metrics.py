@@ -94,7 +94,7 @@ class Metrics:
             self.draft_tokens.inc(sum([row.nodes for row in drafted]))
             self.accepted_tokens.inc(sum(kept))
             for position, counter in enumerate(self.accepted_at[: max(kept)]):
-                counter.inc(sum([own > position for own in kept]))
+                counter.inc(sum([count > position for count in kept]))
 
     def observe_finished(self, output: RequestOutput) -> None:
         """Count a finished request."""
@@ -134,7 +134,7 @@ class Metrics:
         if versions == self._versions:
             return
         before, self._versions = self._versions, dict(versions)
-        self.swaps.inc(sum(source in before and before[source] != own for source, own in versions.items()))
+        self.swaps.inc(sum(source in before and before[source] != current for source, current in versions.items()))
         self.draft_info.clear()
         for version in dict.fromkeys(versions.values()) or [""]:
             self.draft_info.labels(draft_version=version, **self._label).set(1)

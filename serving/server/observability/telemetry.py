@@ -17,7 +17,7 @@ from distillspec.serving.server.bridge.engine_thread import StepReport
 from distillspec.serving.server.bridge.online_figures import OnlineFigures
 
 HISTORY_S = 300
-RECENT = 512  # answers that percentiles are taken over
+RECENT = 512  # answers over which percentiles are taken
 PERCENTILES = (50, 90, 99)
 TREES = 6  # drafted trees that the dashboard draws: their shapes, no text
 VERSIONS = 20  # the newest draft versions that are kept

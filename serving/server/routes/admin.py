@@ -246,5 +246,5 @@ def _as_json(value: Any) -> Any:
 def _fields_as_json(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass by their keys in JSON."""
     fields = {field.name: _as_json(getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr}
-    raw = {"raw": [fields.pop(name) for name in RAW_GOODPUTS]} if RAW_GOODPUTS[0] in fields else {}
-    return {**{JSON_KEYS.get(name, name): shown for name, shown in fields.items()}, **raw}
+    goodputs = {"raw": [fields.pop(name) for name in RAW_GOODPUTS]} if RAW_GOODPUTS[0] in fields else {}
+    return {**{JSON_KEYS.get(name, name): shown for name, shown in fields.items()}, **goodputs}

@@ -58,7 +58,7 @@ def _current(state: AppState, names: bool) -> dict[str, object]:
         **figures,
         "online": asdict(online),
         "learning": {"tiles": tiles(online), "trouble": " ".join(troubles(online))},
-        "drafts": [{**own, "acceptance": rates.get(own["draft"])} for own in drafts.table()] if names else [],
+        "drafts": [{**draft, "acceptance": rates.get(draft["draft"])} for draft in drafts.table()] if names else [],
         "draft_steps": drafts.steps(),
         "draft_trials": drafts.trials(),
         "verification": state.engine.settings.verification,

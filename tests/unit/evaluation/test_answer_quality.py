@@ -33,7 +33,7 @@ def test_likelihood_is_the_targets(random_model: Callable[..., LanguageModel]) -
         entropy -= float((p * p.log()).sum())
         best += int(p.argmax()) == token
         above = float(p[p > p[token]].sum())
-        assert above <= float(score.places[end]) <= above + float(p[token])
+        assert above <= float(score.quantiles[end]) <= above + float(p[token])
     assert (score.surprise, score.entropy) == (pytest.approx(surprise, rel=1e-5), pytest.approx(entropy, rel=1e-5))
     assert score.best == best
 

@@ -71,8 +71,8 @@ def test_a_head_narrower_than_the_targets_states_cannot_take_its_rows(target: La
 
 def test_rows_say_where_they_were() -> None:
     rows = HeadRows.between(BEFORE, AFTER)
-    assert rows.places.tolist() == [0, 1, 2, -1, 4, -1, -1]
+    assert rows.old_rows.tolist() == [0, 1, 2, -1, 4, -1, -1]
     assert (len(rows), rows.new) == (7, 3)
     moved = rows.moved(torch.arange(6.0), torch.full((7,), -5.0))
     assert moved.tolist() == [0.0, 1.0, 2.0, -5.0, 4.0, -5.0, -5.0]
-    assert HeadRows.between(BEFORE, BEFORE).places.tolist() == list(range(6))
+    assert HeadRows.between(BEFORE, BEFORE).old_rows.tolist() == list(range(6))

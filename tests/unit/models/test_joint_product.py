@@ -85,7 +85,7 @@ def test_the_layer_keeps_its_weight_and_bias() -> None:
     joint, x = joint_of(made), torch.randn(2, 16, dtype=torch.float64)
     wanted = made[1](x)
     made[1].__class__ = JointLinear
-    made[1].__dict__.update(joint=joint, place=1)
+    made[1].__dict__.update(joint=joint, index=1)
     torch.testing.assert_close(made[1](x), wanted)
     assert set(made[1].state_dict()) == {"weight", "bias"}
 

@@ -133,7 +133,7 @@ def test_free_texts_give_way_to_requests(target: LanguageModel, make_engine: Mak
         (output,) = engine.generate([prompt], GREEDY)
         engine.check_integrity()
         assert list(output.token_ids) == wanted[prompt[0]]
-    assert sum(engine.sequences.pool.held) <= 130
+    assert sum(engine.sequences.pool.slot_tokens) <= 130
     found = [engine.sequences.pool.longest_prefix(prompt, ("default", "")) for prompt in asked]
     assert [prefix is not None for prefix in found] == [True, True, False]
 

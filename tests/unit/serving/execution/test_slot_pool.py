@@ -86,9 +86,9 @@ def test_free_texts_give_way_to_owners_the_oldest_first() -> None:
         pool.release(slot)
     taken = pool.take("d", 6)
     assert taken == (3, [], [Drop(1)])
-    assert (pool.contents[1], pool.held) == ([], [6, 0, 6, 6])
+    assert (pool.contents[1], pool.slot_tokens) == ([], [6, 0, 6, 6])
     assert pool.reserve("d", 14) == [Drop(0)]
-    assert pool.held == [0, 0, 6, 14]
+    assert pool.slot_tokens == [0, 0, 6, 14]
     pool.check_integrity()
 
 
@@ -96,13 +96,13 @@ def test_an_owner_keeps_what_its_slot_held_until_others_need_it() -> None:
     pool = SlotPool(3, 16, token_budget=20)
     pool.release(fill(pool, "a", [1] * 8))
     assert pool.take("b", 5, prefix=Prefix(0, 4)) == (0, [], [])
-    assert (pool.held, pool.reserved_tokens) == ([8, 0, 0], 5)
+    assert (pool.slot_tokens, pool.reserved_tokens) == ([8, 0, 0], 5)
     assert pool.reserve("b", 4) == []
     pool.release(fill(pool, "c", [2] * 10))
     assert pool.take("d", 3) == (2, [], [Drop(0, 4)]), "before a text is forgotten"
     assert pool.contents[1] == [2] * 10
     assert pool.reserve("d", 8) == [Drop(1)]
-    assert pool.held == [4, 0, 8]
+    assert pool.slot_tokens == [4, 0, 8]
     pool.check_integrity()
 
 
@@ -111,10 +111,10 @@ def test_forgotten_texts_give_their_memory_back() -> None:
     fill(pool, "a", [1] * 4)
     pool.release(fill(pool, "b", [2] * 4))
     assert pool.forget_free() == [Drop(1)]
-    assert pool.held == [4, 0]
+    assert pool.slot_tokens == [4, 0]
     pool.reserve("a", 3)
     assert pool.forget_free() == [Drop(0, 3), Drop(1)], "and what owners' slots held before"
-    assert pool.held == [3, 0]
+    assert pool.slot_tokens == [3, 0]
 
 
 def test_misuse_of_the_pool_is_found() -> None:
@@ -164,7 +164,7 @@ def test_free_texts_give_way_page_by_page() -> None:
     for name, text in (("a", [1] * 20), ("b", [1] * 8 + [2] * 4)):
         pool.release(fill(pool, name, text))
     assert pages.used == 6, "the second one has one page of its own"
-    assert sum(pool.held) == 32
+    assert sum(pool.slot_tokens) == 32
     pool.take("c", 16)
     assert pages.free == 0
     pool.reserve("c", 20)

@@ -11,7 +11,7 @@ from distillspec.serving.costs.known import KnownTrees
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.planning.best_trees import best_trees
-from distillspec.serving.selection.tree_gains import NODES, PLACES, READS, TOKENS, TreeGains
+from distillspec.serving.selection.tree_gains import INTERVALS, NODES, READS, TOKENS, TreeGains
 
 LEVELS = 4
 TREES = KnownTrees(candidates((3,) * LEVELS, 24), numpy.tile([0.25, 0.1], (LEVELS, 1)))
@@ -48,7 +48,7 @@ def test_a_chain_has_a_node_and_a_read_a_level() -> None:
 
 def test_between_two_chances_of_the_table_it_is_between_their_trees() -> None:
     gains = TreeGains(TREES, ALIKE, 0.05)
-    below, between, above = (gains.at(place / PLACES)[TOKENS] for place in (40, 40.5, 41))
+    below, between, above = (gains.at(place / INTERVALS)[TOKENS] for place in (40, 40.5, 41))
     assert between == pytest.approx((below + above) / 2)
     assert (above > below).all()
     assert (gains.at(1.0)[TOKENS] == [1, 2, 3, 4]).all()

@@ -78,15 +78,15 @@ def test_the_distribution_behind_every_rejected_node_is_the_plain_forward_pass(
         assert answer.nodes.signal.ids.shape[1] == ENTRIES
         for branch in answer.nodes.branches():
             tokens = answer.nodes.tokens[branch.nodes].tolist()
-            ids = torch.tensor([[*answer.prompt_ids, *answer.response_ids[: branch.place], *tokens]])
+            ids = torch.tensor([[*answer.prompt_ids, *answer.response_ids[: branch.text_tokens], *tokens]])
             logprobs = torch.log_softmax(target.logits(ids)[0, -len(tokens) :].float(), -1)
             signal = answer.nodes.signal.at(torch.tensor(branch.nodes))
             torch.testing.assert_close(
                 signal.logprobs.float(), logprobs.gather(-1, signal.ids.long()), atol=5e-3, rtol=0
             )
             torch.testing.assert_close(signal.tail, 1 - logprobs.topk(ENTRIES).values.exp().sum(-1), atol=2e-3, rtol=0)
-            if branch.place < len(answer):
-                assert tokens[0] != answer.response_ids[branch.place]
+            if branch.text_tokens < len(answer):
+                assert tokens[0] != answer.response_ids[branch.text_tokens]
 
 
 def test_by_default_nothing_is_kept_of_them(draft: LanguageModel, make_engine: MakeEngine) -> None:

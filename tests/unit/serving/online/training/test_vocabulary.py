@@ -98,7 +98,7 @@ def test_what_an_optimizer_knows_of_a_row_follows_the_row(target: LanguageModel,
     plain = fresh(draft)
     old = optimizer_of(plain)
     assert memory.restore(old, plain.model)
-    stay, come = rows.places >= 0, rows.places < 0
+    stay, come = rows.old_rows >= 0, rows.old_rows < 0
     assert stay.any()
     assert come.any()
     known = dict(plain.model.named_parameters())
@@ -111,10 +111,10 @@ def test_what_an_optimizer_knows_of_a_row_follows_the_row(target: LanguageModel,
             assert torch.equal(own, theirs)
             assert torch.equal(state["exp_avg"], was["exp_avg"])
             continue
-        assert torch.equal(own[stay], theirs[rows.places[stay]])
+        assert torch.equal(own[stay], theirs[rows.old_rows[stay]])
         assert torch.equal(own[come], unknown[come]), "the target's"
         for moment in ("exp_avg", "exp_avg_sq"):
-            assert torch.equal(state[moment][stay], was[moment][rows.places[stay]])
+            assert torch.equal(state[moment][stay], was[moment][rows.old_rows[stay]])
             assert not state[moment][come].any()
 
 
