@@ -43,7 +43,7 @@ def test_a_shard_keeps_the_nodes_of_answers_that_have_some(tmp_path: Path, answe
     first, second, third = load_shard(tmp_path / "shard", key)
     assert first.nodes is third.nodes is None
     assert second.nodes is not None
-    for name in ("places", "parents", "tokens"):
+    for name in ("text_tokens", "parents", "tokens"):
         assert torch.equal(getattr(second.nodes, name), getattr(own, name))
     for name in ("ids", "logprobs", "tail"):
         assert torch.equal(getattr(second.nodes.signal, name), getattr(own.signal, name))
