@@ -39,6 +39,15 @@ TIGHT["measure_costs_s"] = 0.0
 INTERPRETED: dict[str, Any] = {"attention": "triton", "compile": False, "measure_costs_s": 0.0}
 
 
+@pytest.fixture
+def no_kernel_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take kernels untried, where the engine's text tells whether they are right.
+
+    Under Triton's interpreter the trial takes as long as the engine's passes.
+    """
+    monkeypatch.setattr("distillspec.serving.execution.attention.kernel_failure", lambda *_: None)
+
+
 # What a model wrote, by what it was asked. Hundreds of tests ask the same few questions.
 _answers: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
 

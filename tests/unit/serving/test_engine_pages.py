@@ -35,6 +35,7 @@ def pages_of(engine: Engine) -> Pages:
 
 
 @needs_triton
+@pytest.mark.usefixtures("no_kernel_trial")
 def test_the_kernel_over_pages_writes_the_same_text(
     target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
 ) -> None:
@@ -57,6 +58,7 @@ def test_the_kernel_over_pages_writes_the_same_text(
 
 
 @needs_triton
+@pytest.mark.usefixtures("no_kernel_trial")
 def test_trees_in_the_kernel_over_pages(target: LanguageModel, make_engine: MakeEngine) -> None:
     asked = [prompt[:20] for prompt in prompts(3)]
     expected = [hf_greedy(target, prompt, 8) for prompt in asked]

@@ -78,6 +78,7 @@ def test_the_right_branch_is_found_and_its_cache_is_right(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.usefixtures("no_kernel_trial")
 @pytest.mark.parametrize("kind", ["tiny", "mistral"])
 def test_trees_in_the_triton_kernel(
     target: LanguageModel, random_model: Callable[[str], LanguageModel], make_engine: MakeEngine, kind: str

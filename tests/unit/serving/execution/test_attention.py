@@ -144,11 +144,12 @@ def test_a_refused_engine_leaves_its_model_alone(
 
 @no_gpu
 @needs_triton
+@pytest.mark.usefixtures("no_kernel_trial")
 def test_an_engine_writes_the_same_text(make_engine: MakeEngine, target: LanguageModel, draft: LanguageModel) -> None:
-    asked = prompts(3)
-    wanted = [hf_greedy(target, prompt, 6) for prompt in asked]
+    asked = [prompt[:18] for prompt in prompts(3)]
+    wanted = [hf_greedy(target, prompt, 4) for prompt in asked]
     engine = make_engine(draft, max_slots=2, max_model_len=96, speculation_length=2, **INTERPRETED)
-    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=6))
+    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=4))
     assert [list(output.token_ids) for output in outputs] == wanted
 
 

@@ -83,6 +83,7 @@ def test_a_compiler_that_fails_ends_nothing(
     assert "(no such instruction)" in caplog.text
 
 
+@pytest.mark.usefixtures("no_kernel_trial")
 def test_an_engine_on_them_writes_the_same_text(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA: passes and loops are recorded, and their layers run in few launches."""
     asked = [[7, 30, 200, 41], [90, 14]]
