@@ -116,11 +116,13 @@ class EngineDrafts:
             self.loaded[source] = draft
             self._keep_states(draft)
             self._drop_states()
+            change = self._change(source, acceptance, draft, old)
             if member is not None:
                 self._pool.put(source, member, draft.evaluated)
+                self._changed(change)
             else:
                 self.executor.use_proposer(proposer)
-            self._changed(self._change(source, acceptance, draft, old))
+                self.core.draft_changed(change)
             self._free(old)
 
         self.core.at_next_step(switch)

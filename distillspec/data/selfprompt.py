@@ -59,7 +59,6 @@ def write_prompts(
         }
         seen = texts | _usable_texts(turns, may_be_cut)
         for index, turn in _written(requests, target, generator):
-            turns[index] = turn
             journal.add(attempt, index, turn)
             seen |= _usable_texts({index: turn}, may_be_cut)
             if on_turn is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,9 +38,9 @@ class TurnJournal:
         # Written anew: behind half a line, the next one could not be read.
         write_text(path, "".join(json.dumps(row) + "\n" for row in (key, *rows)))
 
-    def turns(self, attempt: int) -> dict[int, Turn]:
-        """Return the turns of an attempt, by index."""
-        return dict(self._of(attempt))
+    def turns(self, attempt: int) -> Mapping[int, Turn]:
+        """Return the turns of an attempt, by index. Those that `add` keeps later are in it too."""
+        return self._of(attempt)
 
     def add(self, attempt: int, index: int, turn: Turn) -> None:
         """Keep a turn.

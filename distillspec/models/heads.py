@@ -19,7 +19,10 @@ from distillspec.models.state_input import PARALLEL, SEQUENTIAL, StateInput, def
 
 
 class Head(nn.Module):
-    """Head of one drafted position, on `[embedding; state]`. Its projections start at zero: it passes the state on."""
+    """Head of one drafted position, on `[embedding; state]`.
+
+    `down_proj` starts at zero, so an untrained head returns the state.
+    """
 
     def __init__(self, config: LlamaConfig, position: int, sequential: bool) -> None:
         super().__init__()

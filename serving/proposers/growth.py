@@ -17,7 +17,7 @@ from distillspec.serving.proposers.tree_readers import tree_readers
 
 
 class TreePolicy(NamedTuple):
-    """What a draft's trees are made of.
+    """Choice of the nodes of a draft's trees.
 
     most_probable: the most probable tokens, in their order, where others would be drawn.
     width: the most confident nodes (`DynamicGrowth`), with so many children each. None: the nodes of the planned shape.

@@ -87,7 +87,7 @@ class FirstDrafts:
         drawn = [sigmoid(center + draws.gauss(0, 1) * deviation) for center, deviation in log_odds]
         optimistic = [name not in self.parts.free and self._optimism.tries(name, kind) for name in names]
         least = [self._optimism.chance * is_optimistic for is_optimistic in optimistic]
-        drawn = list(map(max, drawn, least)) if self._optimism.lasting > 0 else mean
+        drawn = list(map(max, drawn, least)) if self._optimism.is_on else mean
         return FirstChances(log_odds, mean, drawn, optimistic, least)
 
     def best_for_all_rows(

@@ -62,7 +62,7 @@ class GoodputSelection(SelectionState):
     @property
     def tries(self) -> bool:
         """True if drafts are tried that are not expected to be the best. May be set."""
-        return self._optimism.lasting > 0
+        return self._optimism.is_on
 
     @tries.setter
     def tries(self, tries: bool) -> None:

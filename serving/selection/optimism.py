@@ -29,6 +29,11 @@ class Optimism:
         self._begun = Counter[Hashable]()
         self._tried = Counter[tuple[str, Hashable]]()  # tokens
 
+    @property
+    def is_on(self) -> bool:
+        """True if drafts are tried that are not expected to be the best."""
+        return self.lasting > 0
+
     def tries(self, source: str, kind: Hashable) -> bool:
         """Return True for a draft that is estimated optimistically where requests are of this kind."""
         optimistic = self._begun[kind] < self.lasting and source not in self._collapsed
@@ -45,7 +50,7 @@ class Optimism:
             self._tried.clear()
         self._begun.clear()
         self._collapsed.add(source)
-        self.chance, self._since = chance if self.lasting else 0.0, 0
+        self.chance, self._since = chance if self.is_on else 0.0, 0
 
     def changed(self, source: str) -> None:
         """Be optimistic about a draft that was replaced."""
