@@ -66,8 +66,13 @@ class Decision:
 
     @property
     def may_be_reused(self) -> bool:
-        """True for a plan that speculates and is good for other steps: it measures, tries and bounds nothing."""
-        return self.is_best or self.is_optimistic
+        """True for a plan that speculates and is good for other steps: it measures and tries nothing."""
+        return self.is_best or self.is_optimistic or self.mode in ("within bounds", "bounds out of reach")
+
+    @property
+    def is_bounded(self) -> bool:
+        """True where a row has a bound on its time per token."""
+        return self.slo_violation is not None
 
     @property
     def origin(self) -> Decision:
@@ -104,8 +109,9 @@ class Decision:
         Args:
             most: tokens that a row may draft. Its limit falls with every step, and counts once it is below `most`.
         """
-        if not any(self.lengths) and not any(row.max_time_per_token_s for row in rows):
-            return sources_of(rows) == sources_of(self.rows) and not self._is_surer(rows)
+        if not any(self.lengths):
+            same = sources_of(rows) == sources_of(self.rows) and _bounds_of(rows) == _bounds_of(self.rows)
+            return same and not self._is_surer(rows)
         drafting = [row for row, length in zip(self.rows, self.lengths, strict=True) if length and row.drafted_by_model]
         if any(row.unread_tokens > READ_WITH_DRAFTING for row in drafting):
             return False
@@ -125,7 +131,7 @@ class Decision:
         before = set(sources_of(origin.rows))
         still_there = before.intersection(sources_of(rows))
         enough = len(rows) >= STAY_PLAIN_ROWS_SHARE * len(before) and 2 * len(still_there) > len(rows)
-        bounded = any(row.max_time_per_token_s for row in rows)
+        bounded = self.is_bounded or any(row.max_time_per_token_s for row in rows)
         alike = enough and not bounded and not self._is_surer(rows)
         return alike and (view.prefill_tokens > 0 or not origin.prefill_tokens)
 
@@ -141,8 +147,12 @@ def matches_of(rows: Sequence[RowView]) -> dict[str, int]:
     return {sequence_id: match for sequence_id, match in surest.items() if match}
 
 
+def _bounds_of(rows: Sequence[RowView]) -> list[float | None]:
+    return [row.max_time_per_token_s for row in rows]
+
+
 def _is_alike(row: RowView, before: RowView, most: int) -> bool:
-    if row.others or row.match or row.likely or row.max_time_per_token_s is not None:
+    if row.others or row.match or row.likely:
         return False
     grown = before._replace(
         context_tokens=row.context_tokens,

@@ -108,7 +108,7 @@ class GoodputController:
     def _reused_for(self, view: BatchView) -> Plan | None:
         """Return the last step's plan if it is good for this one too."""
         why, policy = self._reused.decision(self._steps), self._speculation
-        if why is None or self.max_time_per_token_s is not None:
+        if why is None:
             return None
         same = not (view.prefill_tokens or why.prefill_tokens) and why.holds_for(view.rows, self.speculation_length)
         if why.may_be_reused:

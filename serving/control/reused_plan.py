@@ -27,7 +27,8 @@ class ReusedPlan:
     """The last step's plan and planner, and the step up to which others reuse them.
 
     A plan that comes out as the one before holds twice as long as that one, up to a bound. So does one that drafts
-    nothing beside the same rows. A planner holds `HOLD_STEPS` steps, until rows come or go.
+    nothing beside the same rows. With bounds on the time per token a plan holds `HOLD_STEPS` at most: passes take longer
+    as texts grow. So does a planner, until rows come or go.
 
     Attributes:
         plan: None: the next step is planned for.
@@ -115,7 +116,7 @@ class ReusedPlan:
         else:
             steps = OPTIMISTIC_PLAN_STEPS if decision.is_optimistic else HOLD_STEPS
         self._last_plain = decision if decision.is_plain else None
-        self._until_step = step + steps
+        self._until_step = step + (min(steps, HOLD_STEPS) if decision.is_bounded else steps)
 
 
 def _next_hold_steps(steps: int, decision: Decision, before: Decision | None) -> int:

@@ -2,9 +2,10 @@
 
 A row that is expected to emit l tokens in a step of T seconds has T / l a token. With bounds b the smallest product
 b · l of a batch must not be below T. That product takes few values τ, one for each row and length. For each τ the rows
-need at least the lengths that reach it, and the step may take τ: further tokens are added by their chances. It is exact
-where a further token costs the same in every row. Elsewhere the bound holds, and goodput may fall short by about what
-one token gives (a knapsack's rest). Many rows add several tokens at once, for time's sake.
+need at least the lengths that reach it, and the step may take τ: further tokens are added by their chances, to those τ
+whose least lengths are fast enough. It is exact where a further token costs the same in every row. Elsewhere the bound
+holds, and goodput may fall short by about what one token gives (a knapsack's rest). Many rows add several tokens at
+once, for time's sake.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.types import Floats, Ints
 
 MOST_LEVELS = 48  # values of τ that are tried, evenly chosen where there are more
-MOST_FURTHER = 64  # numbers of further tokens that are tried for each, evenly chosen too
+MOST_FURTHER = 64  # numbers of likeliest tokens that are tried for each, evenly chosen too
 KEPT_EXCESS = 1 + 1e-9  # time per token over its bound, up to which this is kept
 
 
@@ -54,24 +55,30 @@ def best_within(
     excess, _ = judged(planned[None])
     if excess[0] <= KEPT_EXCESS:
         return planned, float(excess[0])
-    lengths = batch.alike if alike or len(bounds) == 1 else _above_floors(batch, products)
+    alike = alike or len(bounds) == 1
+    lengths = batch.alike if alike else _floors(products)
     excess, goodput = judged(lengths)
+    if not alike and (kept := excess <= KEPT_EXCESS).any():
+        lengths = _with_further(batch, lengths[kept])
+        excess, goodput = judged(lengths)
     kept = excess <= KEPT_EXCESS
     best = int(numpy.where(kept, goodput, -numpy.inf).argmax() if kept.any() else excess.argmin())
     return lengths[best], float(excess[best])
 
 
-def _above_floors(batch: ChainBatch, products: Floats) -> Ints:
-    """Return for each τ the lengths that reach it, and these with the likeliest further tokens, one after another."""
+def _floors(products: Floats) -> Ints:
+    """Return for each τ the least lengths that reach it `[levels, n]`."""
     levels = numpy.unique(products[products <= products[:, -1].min()])
     if len(levels) > MOST_LEVELS:
         levels = levels[numpy.linspace(0, len(levels) - 1, MOST_LEVELS).round().astype(int)]
-    floors = (products < levels[:, None, None] * (1 - 1e-12)).sum(2)
-    likeliest = (-batch.survival).argsort(axis=None, kind="stable")[: numpy.count_nonzero(batch.survival)]
-    row, depth = numpy.divmod(likeliest, batch.survival.shape[1])
-    further = (row == numpy.arange(len(floors.T))[:, None])[None] & (depth >= floors[..., None])  # [levels, n, items]
-    begins = numpy.unique(numpy.linspace(0, len(likeliest), MOST_FURTHER, endpoint=False).astype(int))
-    added = numpy.add.reduceat(further, begins[: len(likeliest)], 2, dtype=numpy.int64)
-    longer = floors[..., None] + added.cumsum(2)
-    every = numpy.concatenate([floors[..., None], longer], 2)
-    return numpy.unique(every.transpose(0, 2, 1).reshape(-1, len(floors.T)), axis=0)
+    return (products < levels[:, None, None] * (1 - 1e-12)).sum(2)
+
+
+def _with_further(batch: ChainBatch, floors: Ints) -> Ints:
+    """Return lengths `[m, n]` that hold `floors [levels, n]`, and beside them the likeliest tokens of all rows."""
+    chances = batch.survival.ravel()
+    likeliest = (-chances).argsort(kind="stable")[: numpy.count_nonzero(chances)] // batch.survival.shape[1]  # rows
+    counts = numpy.unique(numpy.linspace(0, len(likeliest), MOST_FURTHER + 1).astype(int))
+    reached = (likeliest[:, None] == numpy.arange(len(batch.limits))).cumsum(0)  # tokens of each row by their number
+    reached = numpy.concatenate([numpy.zeros_like(floors[:1]), reached])[counts]
+    return numpy.maximum(floors[:, None], reached).reshape(-1, len(batch.limits))

@@ -313,6 +313,17 @@ def test_steps_with_other_rows_do_not_make_plain_decoding_hold_longer() -> None:
     assert len(origins) <= 8, "looks at trials included"
 
 
+@pytest.mark.parametrize("bound", [10.0, 0.02, 1e-4], ids=["loose", "within bounds", "out of reach"])
+def test_plans_within_bounds_hold_as_long_as_new_ones_do(bound: float) -> None:
+    controller = Counted(4, CPU, max_time_per_token_s=bound)
+    for number in range(40):
+        step(controller, view_of(8, step=number))
+    controller.decided = 0
+    for number in range(40, 40 + 4 * HOLD_STEPS):
+        step(controller, view_of(8, step=number))
+    assert 4 <= controller.decided <= 6, "texts grow, and passes take longer"
+
+
 def test_another_draft_is_planned_for_at_once() -> None:
     controller = settled()
     controller.draft_changed(DraftChange())
