@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Literal
 
 from distillspec.serving.base.catch_up import READ_WITH_DRAFTING
@@ -18,6 +19,8 @@ from distillspec.serving.planning.offers import Offer
 Speculating = Literal["speculating", "exploring", "hoped", "trial", "within bounds", "bounds out of reach"]
 Mode = Literal[Speculating, "not worth it", "measuring plain", "nothing to draft for"]
 
+GROWING = ("context_tokens", "unread_tokens", "limit", "room", "belief")  # fields of a row that every step changes
+_kept_fields = attrgetter(*[name for name in RowView._fields if name not in GROWING])
 STAY_PLAIN_ROWS_SHARE = 0.75  # of the rows that plain decoding was decided for, with which it goes on
 
 
@@ -154,11 +157,4 @@ def _bounds_of(rows: Sequence[RowView]) -> list[float | None]:
 def _is_alike(row: RowView, before: RowView, most: int) -> bool:
     if row.others or row.match or row.likely:
         return False
-    grown = before._replace(
-        context_tokens=row.context_tokens,
-        unread_tokens=row.unread_tokens,
-        limit=row.limit,
-        room=row.room,
-        belief=row.belief,  # evidence of acceptance, which counts in the next plan
-    )
-    return row == grown and min(row.limit, most) == min(before.limit, most)
+    return _kept_fields(row) == _kept_fields(before) and min(row.limit, most) == min(before.limit, most)

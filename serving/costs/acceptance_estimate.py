@@ -221,8 +221,10 @@ class AcceptanceEstimate:
                 self._count(row, kind)
 
     def _count(self, row: RowResult, kind: Hashable) -> None:
-        of_request = self._by_request.setdefault((kind, row.sequence_id), Evidence.none(self.speculation_length))
-        of_all = self._all.setdefault(kind, Evidence.none(self.speculation_length))
+        if (of_request := self._by_request.get(key := (kind, row.sequence_id))) is None:
+            of_request = self._by_request[key] = Evidence.none(self.speculation_length)
+        if (of_all := self._all.get(kind)) is None:
+            of_all = self._all[kind] = Evidence.none(self.speculation_length)
         self._hazards.pop(kind, None)
         for depth, rank, _, accepted in row.trials:
             if depth > self.speculation_length or rank >= self.width:
