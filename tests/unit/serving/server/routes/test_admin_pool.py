@@ -20,17 +20,19 @@ from ..conftest import ADMIN_KEY, SMALL, Running, start
 from .test_admin import call
 
 NAMES = ("one", "two", "three")
+RANDOM, LBSS, GOODPUT = ({"selection": name} for name in ("random", "lbss", "goodput"))
+ALL_DRAWN = {"selection": "epsilon_greedy", "selection_options": {"epsilon": 1.0}}  # whichever draft is faster
 
 
 @pytest.fixture
 def pooled(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
-    """A server with the drafts one and two, and a folder that has three too. Its parameter is the selection."""
+    """A server with the drafts one and two, and a folder that has three too. Its parameter has engine settings."""
     target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
     drafts = {name: initialise_draft(DraftConfig(layers=layers), target) for layers, name in enumerate(NAMES, 1)}
     for name, draft in drafts.items():
         save_draft(draft, tmp_path / name, target)
     loaded = {name: drafts[name] for name in NAMES[:2]}
-    engine = Engine(target, loaded, EngineSettings(**SMALL, selection=getattr(request, "param", "random")))
+    engine = Engine(target, loaded, EngineSettings(**SMALL, **getattr(request, "param", RANDOM)))
     catalogue = PoolCatalogue(engine, {name: tmp_path / name for name in loaded}, str(tmp_path))
     running = start(engine, {"admin": KeyRing([("admin", ADMIN_KEY)]), "catalogue": catalogue}, {})
     yield running
@@ -112,8 +114,8 @@ def value(text: str, metric: str, draft: str) -> float:
     return float(line.split()[-1])
 
 
-def serve_some(running: Running) -> None:
-    for number in range(12):
+def serve_some(running: Running, requests: int = 12) -> None:
+    for number in range(requests):
         assert running.complete(prompt=f"abc {number}", max_tokens=12).status_code == 200
     running.wait_until_idle()
 
@@ -132,9 +134,9 @@ def sums(running: Running) -> dict[str, float]:
     return {name: float(own) for name, own in pattern.findall(running.state.metrics.text().decode())}
 
 
-@pytest.mark.parametrize("pooled", ["lbss", "epsilon_greedy"], indirect=True)
+@pytest.mark.parametrize("pooled", [LBSS, ALL_DRAWN], ids=["lbss", "epsilon_greedy"], indirect=True)
 def test_real_trials_are_counted_with_what_they_cost(pooled: Running) -> None:
-    serve_some(pooled)
+    serve_some(pooled, 24)  # that all of them draw the faster draft: once in four million runs
     own, found = pooled.state.metrics.selection, sums(pooled)
     assert set(found) == {"explored", "lost", "regret"}
     assert 0 < found["explored"] <= sum(own.figures.tokens.values())
@@ -149,7 +151,7 @@ def test_real_trials_are_counted_with_what_they_cost(pooled: Running) -> None:
     }
 
 
-@pytest.mark.parametrize(("pooled", "there"), [("random", set()), ("goodput", {"lost"})], indirect=["pooled"])
+@pytest.mark.parametrize(("pooled", "there"), [(RANDOM, set()), (GOODPUT, {"lost"})], indirect=["pooled"])
 def test_what_is_not_estimated_is_absent(pooled: Running, there: set[str]) -> None:
     serve_some(pooled)
     assert set(sums(pooled)) == {"explored"} | there
@@ -171,7 +173,7 @@ def test_the_page_shows_what_each_draft_brings_and_that_costs_are_not_estimated(
     shows(page, "#draft-steps", "cost of trials: not estimated; regret of all choices: not estimated")
 
 
-@pytest.mark.parametrize("pooled", ["lbss"], indirect=True)
+@pytest.mark.parametrize("pooled", [LBSS], indirect=True)
 def test_the_page_shows_what_real_trials_cost(page: Any, pooled: Running) -> None:
     serve_some(pooled)
     trials = pooled.state.metrics.selection.trials()
