@@ -31,7 +31,7 @@ class Lbss(SelectionState):
         places: rows that a draft serves at a time (B_j), 0: all. One number for all drafts, or by name, as memory or a
             limit on batches allows. Drafts left out serve all rows.
         first: k of the first epoch.
-        fast_switching: the next chunk's draft reads a row's text ahead.
+        fast_switching: a row's draft of the next chunk, or the one it will likely be matched with, reads its text ahead.
     """
 
     def __init__(
@@ -112,13 +112,23 @@ class Lbss(SelectionState):
         self._matched = {}
 
     def _ahead(self, rows: Sequence[RowView], now: Choices) -> Mapping[str, str]:
-        """Return the rows that will have another drawn draft a chunk of steps from now, and that draft."""
+        """Return the rows that will have another draft a chunk of steps from now, and that draft.
+
+        Drawn ones are known. Those of the matching after exploration are predicted by the rewards so far.
+        """
         explores, later = self.chunks * self.chunk, self._slot + self.chunk
         over = later - explores - 2**self.epoch
-        if not self.fast_switching or (explores <= later and over < 0):  # the matching is not known yet
+        if not self.fast_switching:
             return {}
-        drawn = self._drawn(rows, later) if over < 0 else self._drawn(rows, over, self.epoch + 1)
-        return {row: source for row, source in drawn.items() if source is not None and source != now[row]}
+        if over >= 0:
+            coming = self._drawn(rows, over, self.epoch + 1)
+        elif later < explores:
+            coming = self._drawn(rows, later)
+        elif self.explores:
+            coming = self._match({row.sequence_id: members_of(row, self.free) for row in rows}, {})
+        else:
+            return {}  # rows keep what they were matched with
+        return {row: source for row, source in coming.items() if source is not None and source != now[row]}
 
     def _drawn(self, rows: Sequence[RowView], slot: int, epoch: int | None = None) -> dict[str, str | None]:
         """Return a drawn draft for each row, the same for all steps of a chunk."""

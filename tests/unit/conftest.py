@@ -63,13 +63,15 @@ def target() -> LanguageModel:
 
 @pytest.fixture(scope="session")
 def random_model() -> MakeRandom:
-    """`random_model("gemma3_text", torch.float64)`: four random layers of an architecture behind the tiny tokenizer."""
+    """`random_model("gemma3_text", torch.float64)`: random layers of an architecture behind the tiny tokenizer, four
+    where nothing else is asked for."""
 
     @cache
     @torch.inference_mode(False)  # a test in inference mode shares the model with others that train it
-    def make(kind: str, dtype: torch.dtype = torch.float32) -> LanguageModel:
+    def make(kind: str, dtype: torch.dtype = torch.float32, layers: int | None = None) -> LanguageModel:
         torch.manual_seed(1)
-        config = AutoConfig.for_model(kind, **ARCHITECTURES[kind])
+        own = {} if layers is None else {"num_hidden_layers": layers}
+        config = AutoConfig.for_model(kind, **{**ARCHITECTURES[kind], **own})
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(dtype).eval()
         model.requires_grad_(False)
         return wrap(model, tiny_tokenizer(), kind)

@@ -13,6 +13,8 @@ from torch import nn
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft
+from distillspec.models.target import wrap
+from distillspec.models.tiny import tiny_model
 from distillspec.models.vocabulary import choose_kept_ids
 from distillspec.serving import Engine, EngineSettings, SamplingParams
 
@@ -96,6 +98,18 @@ def _generated(model: LanguageModel, prompt: list[int], max_new_tokens: int) -> 
         suppress_tokens=list(range(model.identity.vocab_size, model.model.config.vocab_size)),
     )
     return out[0, ids.shape[1] :].tolist()
+
+
+@pytest.fixture(scope="module")
+def shallow_target(target: LanguageModel) -> LanguageModel:
+    """Two layers, for kernels under Triton's interpreter: each layer of a pass takes it a second."""
+    return wrap(tiny_model(target.model.config.vocab_size, layers=2), target.tokenizer, "tiny")
+
+
+@pytest.fixture
+def shallow_draft(shallow_target: LanguageModel) -> LanguageModel:
+    """One of the two layers."""
+    return initialise_draft(DraftConfig(layers=1), shallow_target)
 
 
 @pytest.fixture

@@ -37,13 +37,14 @@ def pages_of(engine: Engine) -> Pages:
 @needs_triton
 @pytest.mark.usefixtures("no_kernel_trial")
 def test_the_kernel_over_pages_writes_the_same_text(
-    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
+    shallow_target: LanguageModel, shallow_draft: LanguageModel, make_engine: MakeEngine
 ) -> None:
     """On CPUs under the interpreter: prompts in chunks, more requests than slots, one after another in used pages."""
     asked = [prompt[:36] for prompt in prompts(4)]
-    wanted = [hf_greedy(target, prompt, 6) for prompt in asked]
+    wanted = [hf_greedy(shallow_target, prompt, 6) for prompt in asked]
     engine = make_engine(
-        draft,
+        shallow_draft,
+        model=shallow_target,
         page_tokens=16,
         max_slots=2,
         prefill_chunk=20,
@@ -59,12 +60,12 @@ def test_the_kernel_over_pages_writes_the_same_text(
 
 @needs_triton
 @pytest.mark.usefixtures("no_kernel_trial")
-def test_trees_in_the_kernel_over_pages(target: LanguageModel, make_engine: MakeEngine) -> None:
+def test_trees_in_the_kernel_over_pages(shallow_target: LanguageModel, make_engine: MakeEngine) -> None:
     asked = [prompt[:20] for prompt in prompts(3)]
-    expected = [hf_greedy(target, prompt, 8) for prompt in asked]
+    expected = [hf_greedy(shallow_target, prompt, 8) for prompt in asked]
     grown = Gardener(right_one_last({tuple(one): tokens for one, tokens in zip(asked, expected, strict=True)}))
     own = {"page_tokens": 4, "prefill_chunk": 12, **INTERPRETED}
-    engine = make_engine(proposer_object=grown, speculation_length=3, max_slots=3, **own)
+    engine = make_engine(model=shallow_target, proposer_object=grown, speculation_length=3, max_slots=3, **own)
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=8))
     assert [list(output.token_ids) for output in outputs] == expected
     assert sum(output.stats.accepted for output in outputs) > 10

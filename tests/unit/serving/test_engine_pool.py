@@ -113,6 +113,23 @@ def test_each_selection_serves_with_the_default_controller(
     assert sum(chooses.figures.requests.values()) == 6
 
 
+def test_rows_of_several_drafts_are_verified_in_one_pass_of_the_target(
+    drafts: dict[str, LanguageModel], make_engine: MakeEngine
+) -> None:
+    engine = make_engine(drafts, controller_object=restless(), max_slots=6)
+    for number, prompt in enumerate(prompts(6)):
+        engine.submit(Request(str(number), tuple(prompt[:6]), GREEDY))
+    engine.step()  # reads the prompts
+    together = 0
+    for _ in range(12):
+        before = engine.runner.passes
+        result = engine.step().result
+        assert engine.runner.passes == before + 1
+        assert result is not None
+        together += len({source for row in result.rows for trial in row.trials for source in [trial.source]}) > 1
+    assert together > 6, "steps in which rows of unlike drafts speculated"
+
+
 def hf_greedy_30(target: LanguageModel, prompt: list[int]) -> list[int]:
     return list(plain_answers(target, [prompt], [GREEDY])[0])
 

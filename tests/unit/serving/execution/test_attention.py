@@ -145,10 +145,14 @@ def test_a_refused_engine_leaves_its_model_alone(
 @no_gpu
 @needs_triton
 @pytest.mark.usefixtures("no_kernel_trial")
-def test_an_engine_writes_the_same_text(make_engine: MakeEngine, target: LanguageModel, draft: LanguageModel) -> None:
+def test_an_engine_writes_the_same_text(
+    make_engine: MakeEngine, shallow_target: LanguageModel, shallow_draft: LanguageModel
+) -> None:
     asked = [prompt[:18] for prompt in prompts(3)]
-    wanted = [hf_greedy(target, prompt, 4) for prompt in asked]
-    engine = make_engine(draft, max_slots=2, max_model_len=96, speculation_length=2, **INTERPRETED)
+    wanted = [hf_greedy(shallow_target, prompt, 4) for prompt in asked]
+    engine = make_engine(
+        shallow_draft, model=shallow_target, max_slots=2, max_model_len=96, speculation_length=2, **INTERPRETED
+    )
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=4))
     assert [list(output.token_ids) for output in outputs] == wanted
 

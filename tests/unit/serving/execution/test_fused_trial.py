@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def model(random_model: Callable[..., LanguageModel]) -> LanguageModel:
-    shared = random_model("llama")
+    shared = random_model("llama", layers=2)
     return replace(shared, model=deepcopy(shared.model))
 
 
@@ -88,7 +88,7 @@ def test_an_engine_on_them_writes_the_same_text(model: LanguageModel, monkeypatc
     """As on CUDA: passes and loops are recorded, and their layers run in few launches."""
     asked = [[7, 30, 200, 41], [90, 14]]
     wanted = [hf_greedy(model, prompt, 5) for prompt in asked]
-    draft = initialise_draft(DraftConfig(layers=2), model)
+    draft = initialise_draft(DraftConfig(layers=1), model)
     right, seen = FusedLayers.hidden, set[int]()
 
     def noted(own: FusedLayers, *given: object) -> torch.Tensor:
@@ -106,7 +106,7 @@ def test_an_engine_on_them_writes_the_same_text(model: LanguageModel, monkeypatc
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=5))
     engine.close()
     assert [list(output.token_ids) for output in outputs] == wanted
-    assert seen == {4, 2}, "target and draft"
+    assert seen == {2, 1}, "target and draft"
 
 
 def test_cpus_have_layers_of_their_own(model: LanguageModel) -> None:

@@ -104,6 +104,22 @@ def test_regret_on_stationary_answers_grows_ever_slower() -> None:
     assert lost[-1] / (40 * len(lost)) < 0.2
 
 
+def test_the_draft_of_the_matching_reads_ahead_in_the_last_chunk_of_exploration() -> None:
+    selection = Lbss(parts(NAMES), chunks=12, chunk=2, first=3)
+    rewards = {f"{number}/0": {"a": 1, "b": 5, "c": 2} for number in range(3)}
+    for _ in range(11 * 2):
+        observe(selection, rewards)
+    chosen = observe(selection, rewards)
+    assert selection.explores
+    assert selection.coming == {name: "b" for name, source in chosen.items() if source != "b"} != {}
+    observe(selection, rewards)
+    assert set(observe(selection, rewards).values()) == {"b"}
+    assert selection.coming == {}, "matched rows stay"
+    slow = Lbss(parts(NAMES), chunks=1, chunk=2, first=3, fast_switching=False)
+    observe(slow, rewards)
+    assert slow.coming == {}
+
+
 @pytest.mark.parametrize("option", ["chunks", "chunk", "places", "first"])
 def test_impossible_options_are_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=rf"selection_options\.{option}=-1"):
