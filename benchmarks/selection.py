@@ -7,8 +7,8 @@ one thread, with cold caches (`decisions.py`): means over blocks of 64 steps, si
 Rows stay for 64 steps of two tokens, then others come, by turns of two domains. Two drafts are the best of one domain
 each, so that there is something to choose. Steps take what a cost table says: an invented one, and that of `distill
 profile drafts=[…]`, else the measured one of `results/fidelity_profile.json`, with drafts of one to four times its
-costs. With `--trees` lengths grow trees, as in an engine by default, and `goodput` prices drafts by them. Writes
-`results/selection.json`. The exit code is 1 if a goal is missed.
+costs. Writes `results/selection.json`. With `--trees` lengths grow trees, as in an engine by default, `goodput` prices
+drafts by them, and the result is `results/selection_trees.json`. The exit code is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def main() -> int:
     }
     settings = {"drafts": DRAFTS, "steps": options.steps, "trees": options.trees, "measured": title}
     result = {**settings, "costs": by_costs, "judged_rows": int(largest)}
-    write_result("selection", {**result, "goals": GOALS, "met": met, "others_cores": others.cores()})
+    name = "selection_trees" if options.trees else "selection"
+    write_result(name, {**result, "goals": GOALS, "met": met, "others_cores": others.cores()})
     return 0 if all(all(of_selection.values()) for of_selection in met.values()) else 1
 
 

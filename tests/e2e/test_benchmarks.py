@@ -283,7 +283,7 @@ def test_the_selections_benchmark_tells_their_share_of_a_step(
 ) -> None:
     with pytest.raises(SystemExit) as end:
         run("selection.py", f"--steps 64 --rows 1 3{trees}", monkeypatch)
-    result = written["selection"]
+    result = written["selection_trees" if trees else "selection"]
     tables = {"invented": importlib.import_module("selection").INVENTED}
     tables["measured"] = importlib.import_module("decisions").measured_costs(None)[1]
     assert result["trees"] is bool(trees)
@@ -310,7 +310,8 @@ def test_the_trees_benchmark_compares_named_shapes_on_several_files(
     for name in ("maths", "chat"):
         rows = [{"prompt": f"{name}: what is {i} plus {i + 1}?"} for i in range(16)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.setattr("turns.TOKENS", 160)
+    monkeypatch.setattr("turns.TOKENS", 80)
+    monkeypatch.setattr("turns.TURN", 3)
     monkeypatch.setattr("turns.ALIKE", 1)
     files = ",".join(str(tmp_path / f"{name}.jsonl") for name in ("maths", "chat"))
     sides = "--chains none fixed-1 --shapes topk-2-1 dynamic-3 fork-2x2"
