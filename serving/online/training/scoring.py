@@ -84,17 +84,17 @@ class Scorer:
         return [entry for entry in unseen if entry.number not in first or entry.number not in second]
 
     def _read(self, question: Question, entries: list[LogEntry]) -> int:
-        """Score answers, or one of them where there is no memory for all. Return how many were read.
+        """Score answers, one by one where there is no memory for all. Return how many were read.
 
         Without memory for one, the question is given up.
         """
         if self._try(question, entries) is None:
             return len(entries)
-        problem = self._try(question, entries[:1])
-        if problem is None:
-            return 1
-        self._give_up(question.version, problem)
-        return 0
+        for read, entry in enumerate(entries):
+            if (problem := self._try(question, [entry])) is not None:
+                self._give_up(question.version, problem)
+                return read
+        return len(entries)
 
     def _try(self, question: Question, entries: list[LogEntry]) -> str | None:
         """Score answers. Without memory for that, drop all drafts and return the reason."""

@@ -84,16 +84,18 @@ def test_a_bad_candidate_is_refused_and_the_old_one_serves(
     assert registry.current() == serving
 
 
-def _out_of_memory(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let judgements of more than `most` answers at once find no memory."""
-    read = ReplayLog.by_number
+def _out_of_memory(most: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let judgements of more than `most` answers at once find no memory. Return a list that gets their numbers."""
+    read, failed = ReplayLog.by_number, list[int]()
 
     def by_number(log: ReplayLog, entries: list[LogEntry]) -> dict[int, LoggedAnswer]:
         if len(entries) > most:
+            failed.append(len(entries))
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20 GiB")
         return read(log, entries)
 
     monkeypatch.setattr(ReplayLog, "by_number", by_number)
+    return failed
 
 
 def test_where_there_is_no_memory_for_several_answers_they_are_read_one_by_one(
@@ -104,8 +106,9 @@ def test_where_there_is_no_memory_for_several_answers_they_are_read_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = candidate(registry, nearly_the_target(target), target)
-    _out_of_memory(1, monkeypatch)
+    failed = _out_of_memory(1, monkeypatch)
     assert len(scored(settings).table.of(made.name)) == 48
+    assert sum(failed) == 48, "each answer was in one part that failed"
     keeper_of(settings, registry, logged).judge_newest()
     assert registry.get(made.name).status == "promoted"
 
