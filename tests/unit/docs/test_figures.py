@@ -21,7 +21,7 @@ BATCHES = ("1", "2", "4", "8", "16")  # columns of the second table
 def figures() -> dict[str, list[str]]:
     """Return the page's figures as the results have them, by the first words of their row."""
     exact, plain, spec = _result("exactness"), _result("engine_plain"), _result("engine_speculation")
-    server, data = _result("server_overhead")["tokens_per_s_ratio"], _result("data_source")
+    server, data = _result("server_overhead")["tokens_per_s_ratio"], _result("data_source")["ratios"]
     lookup, lengths = spec["batch"]["lookup"], _result("best_length")["batch"]
     best = {key: own["times_plain"][str(own["best_length"])]["median"] for key, own in lengths.items()}
     goodput = {key: own["goodput_over_best"] for key, own in lengths.items()}
@@ -57,7 +57,7 @@ def figures() -> dict[str, list[str]]:
         "server": [f"{server['median']:.2f} [{server['low']:.2f}, {server['high']:.2f}]"],
         "tokens accepted": [f"{served['served']:.3f} and {served['evaluated']:.3f} of {served['trials']:,}"],
         "exported draft": [f"{exported:.3f}"],
-        "sampling training data": [f"{data['ratio']:.2f}"],
+        "sampling training data": [f"{data['slots']:.2f}", f"{data['engine']:.2f}"],
     }
 
 
