@@ -31,7 +31,8 @@ class Lbss(SelectionState):
         places: rows that a draft serves at a time (B_j), 0: all. One number for all drafts, or by name, as memory or a
             limit on batches allows. Drafts left out serve all rows.
         first: k of the first epoch.
-        fast_switching: a row's draft of the next chunk, or the one it will likely be matched with, reads its text ahead.
+        fast_switching: a row's draft of the next chunk, or the one that it will likely be matched with, reads its text
+            ahead.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Lbss(SelectionState):
         """
         explores, later = self.chunks * self.chunk, self._slot + self.chunk
         over = later - explores - 2**self.epoch
-        if not self.fast_switching:
+        if not rows or not self.fast_switching:
             return {}
         if over >= 0:
             coming = self._drawn(rows, over, self.epoch + 1)

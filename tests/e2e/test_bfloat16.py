@@ -17,7 +17,7 @@ import torch
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.files import folder_bytes
 from distillspec.models import LanguageModel, initialise_draft, load_target, save_draft
-from distillspec.serving import Engine, SamplingParams
+from distillspec.serving import Engine, EngineSettings, SamplingParams
 from distillspec.serving.online.state.layout import Layout
 
 from .online_server import Server, serving, wait_for
@@ -53,7 +53,18 @@ def small_draft(target: LanguageModel, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.mark.numerics
 def test_the_engine(target: LanguageModel, small_draft: Path) -> None:
-    engine = Engine.from_pretrained("smollm2", small_draft, dtype="bfloat16", device="cpu", controller="fixed")
+    check(target, Engine.from_pretrained("smollm2", small_draft, dtype="bfloat16", device="cpu", controller="fixed"))
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("kind", ["eagle", "block", "medusa"])
+def test_drafts_that_read_states(target: LanguageModel, kind: str) -> None:
+    draft = initialise_draft(DraftConfig(kind=kind, sequential=kind == "medusa"), target, kept_ids=torch.arange(4096))
+    check(target, Engine(target, draft, EngineSettings(controller="fixed", max_model_len=64, measure_costs_s=0)))
+
+
+def check(target: LanguageModel, engine: Engine) -> None:
+    """Answer, and compare each token with the target's own best one. Close the engine."""
     prompt = engine.encode(PROMPT)
     answer = engine.generate([prompt], SamplingParams(temperature=0, max_tokens=16))[0].completions[0]
     engine.close()

@@ -25,7 +25,7 @@ def figures() -> dict[str, list[str]]:
     lookup, lengths = spec["batch"]["lookup"], _result("best_length")["batch"]
     best = {key: own["times_plain"][str(own["best_length"])]["median"] for key, own in lengths.items()}
     goodput = {key: own["goodput_over_best"] for key, own in lengths.items()}
-    trees = {key: own["trees_over_goodput_chains"] for key, own in _result("trees")["batch"].items()}
+    trees = {key: own["trees_over_goodput_chains"] for key, own in _result("trees")["files"]["math"].items()}
     served, exported = _result("served_acceptance_eagle")["all"], _result("eagle_vllm")["ratio"]
     vllm = {batch: found["ratios"] for batch, found in _result("vllm_speed")["batch"].items()}
     again = _result("suffix_one")["files"]["sql"]["second"]["ngram_and_draft"]
@@ -57,7 +57,7 @@ def figures() -> dict[str, list[str]]:
         "server": [f"{server['median']:.2f} [{server['low']:.2f}, {server['high']:.2f}]"],
         "tokens accepted": [f"{served['served']:.3f} and {served['evaluated']:.3f} of {served['trials']:,}"],
         "exported draft": [f"{exported:.3f}"],
-        "sampling training data": [f"{data['slots']:.2f}", f"{data['engine']:.2f}"],
+        "sampling training data": [f"{data[name]:.2f} by `{name}`" for name in ("slots", "engine")],
     }
 
 

@@ -120,6 +120,11 @@ def test_the_draft_of_the_matching_reads_ahead_in_the_last_chunk_of_exploration(
     assert slow.coming == {}
 
 
+def test_steps_without_rows_have_nothing_to_match() -> None:
+    selection = Lbss(parts(NAMES), chunks=1, chunk=2, first=3)
+    assert selection.choose([]) == selection.coming == {}
+
+
 @pytest.mark.parametrize("option", ["chunks", "chunk", "places", "first"])
 def test_impossible_options_are_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=rf"selection_options\.{option}=-1"):

@@ -173,7 +173,7 @@ def test_the_page_shows_what_each_draft_brings_and_that_costs_are_not_estimated(
     shows(page, "#draft-steps", "cost of trials: not estimated; regret of all choices: not estimated")
 
 
-@pytest.mark.parametrize("pooled", [LBSS], indirect=True)
+@pytest.mark.parametrize("pooled", [LBSS], ids=["lbss"], indirect=True)
 def test_the_page_shows_what_real_trials_cost(page: Any, pooled: Running) -> None:
     serve_some(pooled)
     trials = pooled.state.metrics.selection.trials()
