@@ -25,7 +25,7 @@ def write_result(name: str, result: dict[str, Any], seed: int = 0, folder: Path 
     Paths on the command line are cut to their names: a result should not tell where somebody keeps files.
     """
     print(json.dumps(result, indent=2))
-    argv = [Path(word).name if word.startswith(("/", "~")) else word for word in sys.argv]
+    argv = [",".join(map(_without_folder, word.split(","))) for word in sys.argv]
     record, changed = provenance(argv, seed), changed_files(ROOT)
     problem = _problem(record["git_commit"], changed)
     file = folder / (f"{name}.unquotable.json" if problem and folder == RESULTS else f"{name}.json")
@@ -33,6 +33,10 @@ def write_result(name: str, result: dict[str, Any], seed: int = 0, folder: Path 
     write_json(file, {**result, "provenance": known})
     if problem:
         print(f"\nDO NOT QUOTE THIS RESULT: {problem}. Commit and run again. It is in {file}\n", file=sys.stderr)
+
+
+def _without_folder(word: str) -> str:
+    return Path(word).name if word.startswith(("/", "~")) else word
 
 
 def changed_files(root: Path) -> list[str] | None:

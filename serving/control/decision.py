@@ -69,7 +69,7 @@ class Decision:
 
     @property
     def may_be_reused(self) -> bool:
-        """True for a plan that speculates and is good for other steps: it measures and tries nothing."""
+        """True for a plan that is good for other steps: it measures and tries nothing. A plain one is `is_plain`."""
         return self.is_best or self.is_optimistic or self.mode in ("within bounds", "bounds out of reach")
 
     @property

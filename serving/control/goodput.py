@@ -112,7 +112,9 @@ class GoodputController:
             return None
         same = not (view.prefill_tokens or why.prefill_tokens) and why.holds_for(view.rows, self.speculation_length)
         if why.may_be_reused:
-            return self._reused.plan if same and policy.speculates and not policy.plain_is_due else None
+            # Within bounds rows may have to draft, whatever is due.
+            free = why.is_bounded or (policy.speculates and not policy.plain_is_due)
+            return self._reused.plan if same and free else None
         likely = self._likely_sources.used and policy.speculates and any(map(has_likely_nodes, view.rows))
         if not why.is_plain or policy.trial_is_due or likely:
             return None
@@ -149,6 +151,7 @@ class GoodputController:
 
     def _decide_chains(self, view: BatchView, bounds: Floats | None) -> Decision:
         """Plan chains of one source for each row: all of one length, or within bounds."""
+        matches = matches_of(view.rows)
         rows = [row.with_option(row.options[0]) for row in map(without_likely, view.rows)]
         view = replace(view, rows=tuple(rows))
         planner = self._planner(view, None)
@@ -158,7 +161,8 @@ class GoodputController:
         if self._one_length:
             goodputs = [each.goodput for each in batch.expected(batch.alike)]
             best = planner.chains(view.rows, batch.alike[numpy.argmax(goodputs)].tolist())
-        return self._decided(view, planner, best, bounded=None if bounds is None else (batch, bounds))
+        decision = self._decided(view, planner, best, bounded=None if bounds is None else (batch, bounds))
+        return replace(decision, matches=matches)
 
     def _planner(self, view: BatchView, trees: Candidates | None) -> StepPlanner:
         known = (view.rows, self.speculation_length, self.acceptance, self.latency)

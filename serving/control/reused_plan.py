@@ -27,8 +27,8 @@ class ReusedPlan:
     """The last step's plan and planner, and the step up to which others reuse them.
 
     A plan that comes out as the one before holds twice as long as that one, up to a bound. So does one that drafts
-    nothing beside the same rows. With bounds on the time per token a plan holds `HOLD_STEPS` at most, since passes take
-    longer as texts grow. So does a planner, until rows come or go.
+    nothing beside the same rows. A planner holds `HOLD_STEPS` steps, until rows come or go. Where rows have bounds on
+    the time per token, so does a plan: passes take longer as texts grow.
 
     Attributes:
         plan: None: the next step is planned for.

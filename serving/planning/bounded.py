@@ -4,13 +4,14 @@ A row that is expected to emit l tokens in a step of T seconds has T / l a token
 b · l of a batch must not be below T. That product takes few values τ, one for each row and length. For each τ the rows
 need at least the lengths that reach it, and the step may take τ: further tokens are added by their chances, to those τ
 whose least lengths are fast enough. It is exact where a further token costs the same in every row. Elsewhere the bound
-holds, and goodput may fall short by about what one token gives (a knapsack's rest). Many rows add several tokens at
-once, for time's sake.
+holds, and goodput may fall short by about what one token gives (a knapsack's rest). Where there are many rows, not
+every τ is tried, and several tokens are added at once: it would take too long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy
 
@@ -18,9 +19,11 @@ from distillspec.serving.base.rows import RowView
 from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.types import Floats, Ints
 
-MOST_LEVELS = 48  # values of τ that are tried, evenly chosen where there are more
+MOST_LEVELS = 512  # values of τ that are tried, evenly chosen where there are more
+MOST_KEPT = 48  # of them that further tokens are added to, evenly chosen too
 MOST_FURTHER = 64  # numbers of likeliest tokens that are tried for each, evenly chosen too
 KEPT_EXCESS = 1 + 1e-9  # time per token over its bound, up to which this is kept
+Numbers = TypeVar("Numbers", Floats, Ints)
 
 
 def bounds_of(rows: Sequence[RowView], of_all: float | None) -> Floats | None:
@@ -59,7 +62,7 @@ def best_within(
     lengths = batch.alike if alike else _floors(products)
     excess, goodput = judged(lengths)
     if not alike and (kept := excess <= KEPT_EXCESS).any():
-        lengths = _with_further(batch, lengths[kept])
+        lengths = _with_further(batch, _evenly(lengths[kept], MOST_KEPT))
         excess, goodput = judged(lengths)
     kept = excess <= KEPT_EXCESS
     best = int(numpy.where(kept, goodput, -numpy.inf).argmax() if kept.any() else excess.argmin())
@@ -68,10 +71,13 @@ def best_within(
 
 def _floors(products: Floats) -> Ints:
     """Return for each τ the least lengths that reach it `[levels, n]`."""
-    levels = numpy.unique(products[products <= products[:, -1].min()])
-    if len(levels) > MOST_LEVELS:
-        levels = levels[numpy.linspace(0, len(levels) - 1, MOST_LEVELS).round().astype(int)]
+    levels = _evenly(numpy.unique(products[products <= products[:, -1].min()]), MOST_LEVELS)
     return (products < levels[:, None, None] * (1 - 1e-12)).sum(2)
+
+
+def _evenly(values: Numbers, most: int) -> Numbers:
+    """Return at most so many of the values `[m, …]`, the first and the last among them."""
+    return values[numpy.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int)]
 
 
 def _with_further(batch: ChainBatch, floors: Ints) -> Ints:

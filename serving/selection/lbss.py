@@ -65,6 +65,7 @@ class Lbss(SelectionState):
         self._rewards, self._meter = Rewards(), LossMeter(parts.latency)
         self.losses = self._meter.losses
         self._matched: dict[str, str | None] = {}  # while it exploits
+        self._foreseen: dict[str, str | None] = {}  # in the last chunk of exploration
 
     @property
     def explores(self) -> bool:
@@ -115,7 +116,8 @@ class Lbss(SelectionState):
     def _ahead(self, rows: Sequence[RowView], now: Choices) -> Mapping[str, str]:
         """Return the rows that will have another draft a chunk of steps from now, and that draft.
 
-        Drawn ones are known. Those of the matching after exploration are predicted by the rewards so far.
+        Drawn ones are known. The matching after exploration is predicted when the last chunk begins, by the rewards so
+        far. Rows that come later are left out.
         """
         explores, later = self.chunks * self.chunk, self._slot + self.chunk
         over = later - explores - 2**self.epoch
@@ -126,7 +128,9 @@ class Lbss(SelectionState):
         elif later < explores:
             coming = self._drawn(rows, later)
         elif self.explores:
-            coming = self._match({row.sequence_id: members_of(row, self.free) for row in rows}, {})
+            if self._slot % self.chunk == 0:
+                self._foreseen = self._match({row.sequence_id: members_of(row, self.free) for row in rows}, {})
+            coming = {name: self._foreseen.get(name) for name in now}
         else:
             return {}  # rows keep what they were matched with
         return {row: source for row, source in coming.items() if source is not None and source != now[row]}

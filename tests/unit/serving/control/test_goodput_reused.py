@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -313,15 +314,35 @@ def test_steps_with_other_rows_do_not_make_plain_decoding_hold_longer() -> None:
     assert len(origins) <= 8, "looks at trials included"
 
 
-@pytest.mark.parametrize("bound", [10.0, 0.02, 1e-4], ids=["loose", "within bounds", "out of reach"])
-def test_plans_within_bounds_hold_as_long_as_new_ones_do(bound: float) -> None:
-    controller = Counted(4, CPU, max_time_per_token_s=bound)
-    for number in range(40):
-        step(controller, view_of(8, step=number))
+@pytest.mark.parametrize(
+    ("times", "mode"), [(5.0, "speculating"), (0.97, "within bounds"), (0.01, "bounds out of reach")]
+)
+def test_plans_within_bounds_hold_as_long_as_new_ones_do(times: float, mode: str) -> None:
+    """In steps where plain decoding is due to be measured too: a bound may forbid it."""
+    free = settled()
+    why = free.decide(view_of(step=40))
+    bound = times * 2 * why.predicted_s / why.predicted_tokens
+    controller, modes = Counted(4, CPU), Counter[str]()
+    for number in range(150):
+        step(controller, view_of(step=40 + number % 2, max_time_per_token_s=bound))
     controller.decided = 0
-    for number in range(40, 40 + 4 * HOLD_STEPS):
-        step(controller, view_of(8, step=number))
-    assert 4 <= controller.decided <= 6, "texts grow, and passes take longer"
+    for number in range(16 * HOLD_STEPS):
+        plan = step(controller, view_of(step=40 + number % 2, max_time_per_token_s=bound))
+        assert isinstance(plan.why, Decision)
+        modes[plan.why.mode] += 1
+    assert modes.most_common(1)[0][0] == mode
+    assert 16 <= controller.decided <= 22
+
+
+def test_plain_plans_within_bounds_hold_beside_other_sources() -> None:
+    controller = Counted(4, CPU, max_time_per_token_s=10.0)
+    view = view_of(others=(Option(3, False, 2),))
+    for _ in range(200):
+        step(controller, view, accepted=0)
+    controller.decided = 0
+    for _ in range(40):
+        step(controller, view, accepted=0)
+    assert controller.decided <= 12
 
 
 def test_another_draft_is_planned_for_at_once() -> None:

@@ -103,6 +103,7 @@ def test_a_draft_reads_ahead_beside_micro_batches(
         torch.set_num_threads(threads)
     assert [output.token_ids for output in outputs] == plain_answers(target, [LONG, LONG[5:]], [params] * 2)
     assert controller.figures.reading_s, "texts were read ahead"
+    assert engine.runner.passes > 1.5 * coming.steps, "two micro-batches a step"
     assert all({"a", "b"} <= output.stats.sources.keys() for output in outputs)
 
 
