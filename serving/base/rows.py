@@ -57,13 +57,16 @@ class RowView(NamedTuple):
     @property
     def options(self) -> tuple[Option, ...]:
         """All sources, its own first."""
-        return (Option._make(list(self)[OPTION_FIELDS]), *self.others)
+        return (Option._make(self[OPTION_FIELDS]), *self.others)
 
     def with_option(self, option: Option) -> RowView:
         """Return the row with this source alone."""
-        belief = self.belief if option.drafted_by_model else None
-        alone = RowView._make((*self[: OPTION_FIELDS.start], *option, *self[OPTION_FIELDS.stop :]))
-        return alone._replace(others=(), belief=belief) if self.others or belief is not self.belief else alone
+        return self.with_options(option, (), self.belief if option.drafted_by_model else None)
+
+    def with_options(self, own: Option, others: tuple[Option, ...], belief: float | None) -> RowView:
+        """Return the row with these sources. It is made field by field: every step does so for many rows."""
+        bound, rest = self.max_time_per_token_s, (self.domain, self.prompt, belief, self.room)
+        return RowView._make((*self[: OPTION_FIELDS.start], *own, bound, others, *rest))
 
     def within(self, levels: int) -> RowView:
         """Return the row for which no source drafts more than so many levels."""

@@ -107,8 +107,9 @@ def members_of(row: RowView, free: Sequence[str] = ()) -> list[str]:
     Args:
         free: see `SelectionParts`.
     """
-    drafts = [option.source for option in drafts_of(row)]
-    return [*drafts, *free] if drafts or any(option.limit for option in row.options) else []
+    offers = (row, *row.others)  # a row has the fields of its own source's option
+    drafts = [offer.source for offer in offers if offer.drafted_by_model and offer.limit]
+    return [*drafts, *free] if drafts or any([offer.limit for offer in offers]) else []
 
 
 def only(row: RowView, source: str | None, belief: float | None = None, free: Sequence[str] = ()) -> RowView:
@@ -126,9 +127,9 @@ def only(row: RowView, source: str | None, belief: float | None = None, free: Se
             return row._replace(limit=0, match=0, likely=None, others=(), belief=None)
         return row.with_option(alone)
     if row.source == source and row.drafted_by_model:
-        without_model = [option for option in row.others if not option.drafted_by_model]
-        return row._replace(others=tuple(without_model), belief=belief)
+        without_model = tuple([option for option in row.others if not option.drafted_by_model])
+        return row.with_options(row.options[0], without_model, belief)
     kept = [option for option in row.options if not option.drafted_by_model or option.source == source]
     if not kept:
         return row._replace(limit=0, others=())
-    return row._replace(**kept[0]._asdict(), others=tuple(kept[1:]), belief=belief)
+    return row.with_options(kept[0], tuple(kept[1:]), belief)
