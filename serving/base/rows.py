@@ -57,7 +57,7 @@ class RowView(NamedTuple):
     @property
     def options(self) -> tuple[Option, ...]:
         """All sources, its own first."""
-        return (Option._make(self[OPTION_FIELDS]), *self.others)
+        return (Option._make(list(self)[OPTION_FIELDS]), *self.others)
 
     def with_option(self, option: Option) -> RowView:
         """Return the row with this source alone."""

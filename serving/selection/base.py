@@ -107,9 +107,9 @@ def members_of(row: RowView, free: Sequence[str] = ()) -> list[str]:
     Args:
         free: see `SelectionParts`.
     """
-    offers = (row, *row.others)  # a row has the fields of its own source's option
+    offers: list[RowView | Option] = [row, *row.others]  # a row has the fields of its own source's option
     drafts = [offer.source for offer in offers if offer.drafted_by_model and offer.limit]
-    return [*drafts, *free] if drafts or any([offer.limit for offer in offers]) else []
+    return [*drafts, *free] if drafts or any(offer.limit for offer in offers) else []
 
 
 def only(row: RowView, source: str | None, belief: float | None = None, free: Sequence[str] = ()) -> RowView:
