@@ -7,7 +7,7 @@ After tables 3 and 4 of multi-candidate decoding (Yang et al. 2024). The sides t
 from 0 to 6, goodput over chains, and chains of up to 8 tokens that end where the draft's own probability, or what the
 network of `train-stop` predicts, falls below a threshold: each with 8 tokens always, and with lengths by goodput. The
 best fixed length and threshold are chosen on the odd rounds and compared on the even ones. What the network reads
-(`stop.reads`) is in the result. Writes `results/deciding.json`.
+(`stop.reads`) is in the result. Writes `results/deciding.json`, with `stop.reads=state` `deciding_state.json`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def main() -> None:
             sides[f"{name}, goodput"] = Side(engine, _goodput(engine))
         by_batch[str(batch)] = _judged(bench.rates_of(sides, batch))
         print(f"batch {batch}: {by_batch[str(batch)]}", flush=True)
-    write_result("deciding", {**bench.setting, "network_reads": reads, "thresholds": THRESHOLDS, "batch": by_batch})
+    result = {**bench.setting, "network_reads": reads, "thresholds": THRESHOLDS, "batch": by_batch}
+    write_result("deciding" if reads == "probs" else f"deciding_{reads}", result)
 
 
 def network_reads(draft: LanguageModel | None) -> str:
