@@ -112,9 +112,8 @@ class GoodputController:
             return None
         same = not (view.prefill_tokens or why.prefill_tokens) and why.holds_for(view.rows, self.speculation_length)
         if why.may_be_reused:
-            # Within bounds rows may have to draft, whatever is due.
-            free = why.is_bounded or (policy.speculates and not policy.plain_is_due)
-            return self._reused.plan if same and free else None
+            as_usual = policy.speculates and not policy.plain_is_due  # a bound may demand tokens all the same
+            return self._reused.plan if same and (why.is_bounded or as_usual) else None
         likely = self._likely_sources.used and policy.speculates and any(map(has_likely_nodes, view.rows))
         if not why.is_plain or policy.trial_is_due or likely:
             return None
@@ -151,9 +150,8 @@ class GoodputController:
 
     def _decide_chains(self, view: BatchView, bounds: Floats | None) -> Decision:
         """Plan chains of one source for each row: all of one length, or within bounds."""
-        matches = matches_of(view.rows)
         rows = [row.with_option(row.options[0]) for row in map(without_likely, view.rows)]
-        view = replace(view, rows=tuple(rows))
+        whole, view = view, replace(view, rows=tuple(rows))
         planner = self._planner(view, None)
         survival = self.acceptance.of_rows(rows)[:, : self.speculation_length, 0].cumprod(1)
         batch = ChainBatch.of_rows(rows, survival, self.latency, view.prefill_tokens)
@@ -161,8 +159,8 @@ class GoodputController:
         if self._one_length:
             goodputs = [each.goodput for each in batch.expected(batch.alike)]
             best = planner.chains(view.rows, batch.alike[numpy.argmax(goodputs)].tolist())
-        decision = self._decided(view, planner, best, bounded=None if bounds is None else (batch, bounds))
-        return replace(decision, matches=matches)
+        bounded = None if bounds is None else (batch, bounds)
+        return replace(self._decided(view, planner, best, bounded=bounded), matches=matches_of(whole.rows))
 
     def _planner(self, view: BatchView, trees: Candidates | None) -> StepPlanner:
         known = (view.rows, self.speculation_length, self.acceptance, self.latency)
