@@ -55,9 +55,14 @@ class RowView(NamedTuple):
     room: int = ANY  # the most tokens that it may still write
 
     @property
+    def own(self) -> Option:
+        """Its own source."""
+        return Option._make(list(self)[OPTION_FIELDS])
+
+    @property
     def options(self) -> tuple[Option, ...]:
         """All sources, its own first."""
-        return (Option._make(list(self)[OPTION_FIELDS]), *self.others)
+        return (self.own, *self.others)
 
     def with_option(self, option: Option) -> RowView:
         """Return the row with this source alone."""

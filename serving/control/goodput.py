@@ -150,7 +150,7 @@ class GoodputController:
 
     def _decide_chains(self, view: BatchView, bounds: Floats | None) -> Decision:
         """Plan chains of one source for each row: all of one length, or within bounds."""
-        rows = [row.with_option(row.options[0]) for row in map(without_likely, view.rows)]
+        rows = [row.with_option(row.own) for row in map(without_likely, view.rows)]
         whole, view = view, replace(view, rows=tuple(rows))
         planner = self._planner(view, None)
         survival = self.acceptance.of_rows(rows)[:, : self.speculation_length, 0].cumprod(1)

@@ -114,7 +114,7 @@ class StepPlanner:
         """Return the plan in which each row's own source drafts a chain of this length, as far as it may."""
         if not rows:
             return self.plain(rows)
-        alone = [row.with_option(row.options[0]) for row in rows]
+        alone = [row.with_option(row.own) for row in rows]
         survival = self.acceptance.of_rows(alone)[..., 0].cumprod(1).tolist()
         chosen = []
         for row, survives, length in zip(alone, survival, lengths, strict=True):

@@ -128,7 +128,7 @@ def only(row: RowView, source: str | None, belief: float | None = None, free: Se
         return row.with_option(alone)
     if row.source == source and row.drafted_by_model:
         without_model = tuple([option for option in row.others if not option.drafted_by_model])
-        return row.with_options(row.options[0], without_model, belief)
+        return row.with_options(row.own, without_model, belief)
     kept = [option for option in row.options if not option.drafted_by_model or option.source == source]
     if not kept:
         return row._replace(limit=0, others=())

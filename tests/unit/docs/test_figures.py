@@ -25,7 +25,7 @@ def figures() -> dict[str, list[str]]:
     lookup, lengths = spec["batch"]["lookup"], _result("best_length")["batch"]
     best = {key: own["times_plain"][str(own["best_length"])]["median"] for key, own in lengths.items()}
     goodput = {key: own["goodput_over_best"] for key, own in lengths.items()}
-    trees = {key: own["trees_over_goodput_chains"] for key, own in _result("trees")["files"]["math"].items()}
+    trees = {key: own["trees_over_goodput_chains"] for key, own in _maths("trees").items()}
     served, exported = _result("served_acceptance_eagle")["all"], _result("eagle_vllm")["ratio"]
     vllm = {batch: found["ratios"] for batch, found in _result("vllm_speed")["batch"].items()}
     again = _result("suffix_one")["files"]["sql"]["second"]["ngram_and_draft"]
@@ -59,6 +59,13 @@ def figures() -> dict[str, list[str]]:
         "exported draft": [f"{exported:.3f}"],
         "sampling training data": [f"{data[name]:.2f} by `{name}`" for name in ("slots", "engine")],
     }
+
+
+def _maths(name: str) -> dict[str, Any]:
+    """Return what a result of trees says of maths, by batch. Old ones have nothing else."""
+    found: dict[str, Any] = _result(name)
+    by_batch: dict[str, Any] = found.get("batch") or found["files"]["math"]
+    return by_batch
 
 
 def _by_default(name: str) -> list[str]:
@@ -100,9 +107,7 @@ def test_the_readme_quotes_rows_of_the_page() -> None:
 def test_trees_by_goodput_write_as_much_by_batch_as_the_results_say(row: list[str]) -> None:
     assert len(BY_BATCH) == 5
     (name,) = re.findall(r"`(\w+)\.json`", row[0])
-    found = _result(name)
-    batches = found.get("batch") or found["files"]["math"]
-    ratios = {batch: own["times_no_draft"]["goodput"] for batch, own in batches.items()}
+    ratios = {batch: own["times_no_draft"]["goodput"] for batch, own in _maths(name).items()}
     assert row[1:] == [_with_interval(ratios[batch]) if batch in ratios else "–" for batch in BATCHES]
 
 

@@ -50,6 +50,15 @@ def no_kernel_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distillspec.serving.execution.attention.kernel_failure", lambda *_: None)
 
 
+@pytest.fixture
+def two_cores() -> Iterator[None]:
+    """Micro-batches draft and verify on one core each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 # What a model wrote, by what it was asked. Hundreds of tests ask the same few questions.
 _answers: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
 

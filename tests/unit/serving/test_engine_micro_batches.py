@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,19 +15,12 @@ from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 
 from .conftest import TIGHT, MakeEngine, prompts
 
+pytestmark = pytest.mark.usefixtures("two_cores")
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True),
     SamplingParams(max_tokens=20, seed=3, ignore_eos=True),
     SamplingParams(temperature=0.7, top_p=0.9, max_tokens=20, seed=4, ignore_eos=True, repetition_penalty=1.1),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _two_cores() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def answers(engine: Engine, params: list[SamplingParams] = PARAMS) -> list[tuple[int, ...]]:

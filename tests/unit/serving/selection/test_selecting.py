@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-import torch
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
@@ -86,21 +85,17 @@ def test_a_draft_reads_ahead_in_parts_and_then_drafts_without_a_pass_of_its_own(
     assert seen[first].rows[0].trials[0].source == "b"
 
 
+@pytest.mark.usefixtures("two_cores")
 def test_a_draft_reads_ahead_beside_micro_batches(
     target: LanguageModel, draft: LanguageModel, truncated_draft: LanguageModel, make_engine: MakeEngine
 ) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=26, ignore_eos=True)
     coming = Coming()
     controller = SelectingController(FixedLength(2), lambda latency: coming)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        engine = make_engine(
-            {"a": draft, "b": truncated_draft}, controller_object=controller, micro_batches=2, compile=False
-        )
-        outputs = engine.generate([LONG, LONG[5:]], params)
-    finally:
-        torch.set_num_threads(threads)
+    engine = make_engine(
+        {"a": draft, "b": truncated_draft}, controller_object=controller, micro_batches=2, compile=False
+    )
+    outputs = engine.generate([LONG, LONG[5:]], params)
     assert [output.token_ids for output in outputs] == plain_answers(target, [LONG, LONG[5:]], [params] * 2)
     assert controller.figures.reading_s, "texts were read ahead"
     assert engine.runner.passes > 1.5 * coming.steps, "two micro-batches a step"
