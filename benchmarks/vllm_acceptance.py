@@ -3,10 +3,10 @@
     python benchmarks/vllm_acceptance.py --prompts math.jsonl --draft RUN/draft --vllm ../vllm/bin/python
 
 `--vllm` is the Python of an environment with vLLM (its CPU build is enough). Without vLLM in it the script says so and
-exits 2. `eagle` drafts run as EAGLE-3, `medusa` ones as Medusa. Both sides compute in the same number format and draft
-fixed chains greedily. Acceptance length is one plus the accepted tokens of a drafted chain, its mean over all chains.
-Texts part where two tokens are nearly equal, so their common beginning is reported too. Exits 1 if the lengths differ
-by more than 5 %. Writes `results/KIND_vllm.json`.
+exits 2. `eagle` drafts run as EAGLE-3, `medusa` ones as Medusa, `block` ones as P-EAGLE, with the settings that the
+export prints. Both sides compute in the same number format and draft fixed chains greedily. Acceptance length is one
+plus the accepted tokens of a drafted chain, its mean over all chains. Texts part where two tokens are nearly equal, so
+their common beginning is reported too. Exits 1 if the lengths differ by more than 5 %. Writes `KIND_FORMAT.json`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,7 @@ def main() -> int:
         result = compare(options, Path(folder))
     from common import write_result
 
-    write_result(f"{result['kind']}_vllm", result)
+    write_result(f"{result['kind']}_{result['format']}", result)
     return 0 if abs(result["ratio"] - 1) <= WITHIN else 1
 
 
@@ -54,18 +55,24 @@ def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     target = load_target(TargetConfig(path=options.target, dtype=options.dtype, device="cpu"))
     prompts = read_prompts(options.prompts, target, options.count)
-    exported = export_draft(Path(options.draft), folder / "draft", options.format, target, dtype=options.dtype)
+    exported = export_draft(
+        Path(options.draft),
+        folder / "draft",
+        options.format,
+        target,
+        dtype=options.dtype,
+        speculation_length=options.length,
+    )
+    speculative = json.loads(shlex.split(exported.serve)[-1])  # what a user is told to give vLLM
+    options.length = speculative["num_speculative_tokens"]  # vLLM asks all of Medusa's heads
     target.model.save_pretrained(folder / "target")
     target.text_tokenizer.save_pretrained(folder / "target")
     draft = load_draft(Path(options.draft), target, dtype=target.dtype)
-    options.length = options.length if draft.attends else len(draft.layers)  # vLLM asks all heads
     ours = in_distillspec(options, target, draft, prompts)
     work = {
         "target": str(folder / "target"),
-        "draft": str(folder / "draft"),
-        "method": "eagle3" if draft.attends else "medusa",
+        "speculative": speculative,
         "dtype": options.dtype,
-        "length": options.length,
         "tokens": options.tokens,
         "prompts": prompts,
     }
@@ -119,7 +126,7 @@ def in_vllm(work: dict[str, Any]) -> dict[str, Any]:
         enable_prefix_caching=False,
         disable_log_stats=False,
         gpu_memory_utilization=MEMORY,
-        speculative_config={"method": work["method"], "model": work["draft"], "num_speculative_tokens": work["length"]},
+        speculative_config=work["speculative"],
     )
     params = SamplingParams(temperature=0.0, max_tokens=work["tokens"], ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in work["prompts"]], params, use_tqdm=False)
@@ -158,7 +165,7 @@ def _in_other_python(python: str, work: Path) -> dict[str, Any]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts")
-    parser.add_argument("--draft", help="a draft of kind eagle or medusa")
+    parser.add_argument("--draft", help="a draft of kind eagle, medusa or block")
     parser.add_argument("--vllm", default=sys.executable, help="Python of an environment with vLLM")
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--format", default="vllm", choices=("vllm", "speculators"))
