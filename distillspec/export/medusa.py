@@ -1,7 +1,8 @@
 """Export of Medusa's heads as vLLM holds them: residual blocks on the state that the target's head reads, one head.
 
-Weights: `blocks.K.layers.0.weight [D, D]` of drafted position K, `lm_head.weight [Vd, D]` for all of them, and with a
-truncated vocabulary `token_map [Vd]` int64, the target's id of each row.
+Weights: `blocks.K.layers.0.weight [D, D]` of drafted position K, and `lm_head.weight [rows, D]` for all of them, which has
+a row for each of the target's. A truncated head would need a `token_map`, and vLLM 0.32 refuses every folder that has one
+("weights were not initialized from checkpoint: {'token_map'}").
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from torch.nn.functional import silu
 from distillspec.errors import ConfigError, RunError
 from distillspec.export.compatibility import make_readable_for_transformers_4
 from distillspec.export.eagle_folder import CONFIG, head_rows
-from distillspec.export.probes import held_out_sequences
-from distillspec.export.proof import agreement
+from distillspec.export.probes import HELD_OUT, probe_sequences
+from distillspec.export.proof import full_agreement
 from distillspec.export.result import ExportResult, write_record
-from distillspec.export.serving import NOTES, serve_command, target_name
+from distillspec.export.serving import NOTES, serve_command, target_name, warn
+from distillspec.export.vocabulary import improbable_row, stray_mass
 from distillspec.files import write_folder
 from distillspec.models import LanguageModel
 from distillspec.models.eagle import final_scale
@@ -41,23 +43,26 @@ def export_medusa(
         RunError: the folder did not load back to the draft's logits within 1e-4. Nothing is left behind.
     """
     check_heads(draft, target, form)
-    texts = held_out_sequences(target)
-    exact = rounded = _draft_logits(draft, target, texts)
+    texts = probe_sequences(target)
+    fitted, held_out = texts[:-HELD_OUT], texts[-HELD_OUT:]
+    exact = rounded = _draft_logits(draft, target, held_out)
     if not torch.isfinite(exact).all():
         raise RunError(f"the draft {draft.name} gives logits that are not finite; nothing was exported")
     if DTYPES[dtype] is not torch.float32:
         with torch.no_grad():
-            for parameter in _their_weights(draft).values():
+            for parameter in (*_blocks(draft).values(), draft.head.weight):
                 parameter.copy_(parameter.to(DTYPES[dtype]))
-        rounded = _draft_logits(draft, target, texts)
+        rounded = _draft_logits(draft, target, held_out)
+    rows, learnt = head_rows(target), _learnt(draft)
+    head, plain = _full_head(draft, target, fitted, rows), _full_head(draft, target, (), rows)
+    stray_before = stray_mass(_read_states(draft, target, held_out) @ plain.T, learnt)
     measured: dict[str, float] = {}
 
     def write(temporary: Path) -> None:
-        write_medusa(temporary, draft, target, dtype)
+        write_medusa(temporary, draft, head, dtype)
         draft.text_tokenizer.save_pretrained(temporary)
         make_readable_for_transformers_4(temporary)
-        logits = _folder_logits(temporary, target, texts)
-        measured.update(agreement(logits, rounded, exact))
+        measured.update(full_agreement(_folder_logits(temporary, target, held_out), rounded, exact, learnt))
         write_record(temporary, draft, form, dtype, measured)
 
     write_folder(folder, write)
@@ -67,12 +72,12 @@ def export_medusa(
         folder,
         form,
         dtype,
-        head_rows(target),
-        draft.width,
+        rows,
+        len(learnt),
         **measured,
-        stray_mass_before=0.0,
+        stray_mass_before=stray_before,
         serve=serve,
-        warnings=(),
+        warnings=warn(draft, target, rows, stray_before, measured["stray_mass"]),
         notes=(*NOTES["vllm"][1:], *notes),
     )
 
@@ -103,19 +108,17 @@ def check_heads(draft: LanguageModel, target: LanguageModel, form: str) -> None:
         )
 
 
-def write_medusa(folder: Path, draft: LanguageModel, target: LanguageModel, dtype: str) -> None:
-    """Write weights in `dtype` and configuration."""
-    weights = {name: value.detach().to(DTYPES[dtype]) for name, value in _their_weights(draft).items()}
-    rows = head_rows(target)
-    if draft.width < rows:
-        weights["token_map"] = torch.arange(draft.width) if draft.kept_ids is None else draft.kept_ids
-    save_file({name: value.cpu().contiguous() for name, value in weights.items()}, folder / WEIGHTS, {"format": "pt"})
+def write_medusa(folder: Path, draft: LanguageModel, head: Tensor, dtype: str) -> None:
+    """Write weights in `dtype`, with a `head [rows, D]` for all blocks, and configuration."""
+    weights = {**_blocks(draft), "lm_head.weight": head}
+    stored = {name: value.detach().to(DTYPES[dtype]).cpu().contiguous() for name, value in weights.items()}
+    save_file(stored, folder / WEIGHTS, {"format": "pt"})
     settings = {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
         "hidden_size": draft.model.config.hidden_size,
-        "vocab_size": rows,
-        "truncated_vocab_size": draft.width,
+        "vocab_size": len(head),
+        "truncated_vocab_size": len(head),
         "num_heads": len(draft.layers),
         "num_hidden_layers": 1,
         "medusa_fc_bias": False,
@@ -125,28 +128,48 @@ def write_medusa(folder: Path, draft: LanguageModel, target: LanguageModel, dtyp
     (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def _their_weights(draft: LanguageModel) -> dict[str, Tensor]:
-    blocks = {f"blocks.{k}.layers.0.weight": head.down_proj.weight for k, head in enumerate(draft.layers)}  # type: ignore[union-attr]
-    return {**blocks, "lm_head.weight": draft.head.weight}  # type: ignore[dict-item]
+def _blocks(draft: LanguageModel) -> dict[str, Tensor]:
+    return {f"blocks.{k}.layers.0.weight": head.down_proj.weight for k, head in enumerate(draft.layers)}  # type: ignore[union-attr,misc]
+
+
+def _learnt(draft: LanguageModel) -> Tensor:
+    """Return the target's id of each row of the draft's head, `[Vd]` int64."""
+    return torch.arange(draft.width) if draft.kept_ids is None else draft.kept_ids.cpu()
+
+
+def _full_head(draft: LanguageModel, target: LanguageModel, texts: Sequence[Tensor], rows: int) -> Tensor:
+    """Return the head `[rows, D]` with rows for ids never learnt: improbable ones on `texts`, or zero without texts."""
+    weight = draft.head.weight.detach()
+    head = weight.new_zeros(rows, weight.shape[1])
+    unlearnt = rows - draft.width
+    if texts and unlearnt:
+        head += improbable_row(draft, _read_states(draft, target, texts), unlearnt).to(head)
+    head[_learnt(draft).to(head.device)] = weight
+    return head
+
+
+@torch.no_grad()
+def _read_states(draft: LanguageModel, target: LanguageModel, texts: Sequence[Tensor]) -> Tensor:
+    """Return what the head reads `[positions · N, D]` float32 after every token of `texts`, position by position."""
+    assert draft.state_input is not None
+    states = draft.state_input.fuse(_last_states(target, texts))
+    return torch.cat([draft.head_input(states, k) for k in range(len(draft.layers))]).float()
 
 
 @torch.no_grad()
 def _draft_logits(draft: LanguageModel, target: LanguageModel, texts: Sequence[Tensor]) -> Tensor:
-    """Return our logits `[positions, N, Vd]` float32 on the CPU after every token of `texts`."""
-    assert draft.state_input is not None
-    states = draft.state_input.fuse(_last_states(target, texts))
-    heads = range(len(draft.layers))
-    return torch.stack([draft.head.logits(draft.head_input(states, k)).float().cpu() for k in heads])
+    """Return our logits `[positions · N, Vd]` float32 on the CPU after every token of `texts`."""
+    return draft.head.logits(_read_states(draft, target, texts)).float().cpu()
 
 
 @torch.no_grad()
 def _folder_logits(folder: Path, target: LanguageModel, texts: Sequence[Tensor]) -> Tensor:
-    """Return the same by the format's arithmetic on the folder's weights and the target's own norm."""
-    weights = {name: value.float() for name, value in load_file(folder / WEIGHTS).items() if name != "token_map"}
+    """Return logits `[positions · N, rows]` by vLLM's arithmetic on the folder's weights and the target's norm."""
+    weights = {name: value.float() for name, value in load_file(folder / WEIGHTS).items()}
     heads = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["num_heads"]
     x = target.decoder.norm(_last_states(target, texts)).float().cpu()  # type: ignore[operator]
     read = [x + silu(x @ weights[f"blocks.{k}.layers.0.weight"].T) for k in range(heads)]
-    return torch.stack([state @ weights["lm_head.weight"].T for state in read])
+    return torch.cat(read) @ weights["lm_head.weight"].T
 
 
 def _last_states(target: LanguageModel, texts: Sequence[Tensor]) -> Tensor:

@@ -47,11 +47,25 @@ def prove(folder: Path, probe: Probe) -> dict[str, float]:
     """
     model = read_weights(folder, torch.float32)
     logits = model_logits(model.to(probe.batches[0].device).eval(), probe.batches)
-    same = probe.learnt[probe.logits.argmax(-1)] == logits.argmax(-1)
+    return full_agreement(logits, probe.rounded, probe.logits, probe.learnt)
+
+
+def full_agreement(logits: Tensor, rounded: Tensor, exact: Tensor, learnt: Tensor) -> dict[str, float]:
+    """Return what `agreement` does, for a folder that has rows of ids never learnt too.
+
+    Args:
+        logits: `[N, rows]` float32, of the folder.
+        rounded: `[N, n]`, the draft's on the `n` ids it `learnt`, rounded to the dtype of the export.
+        exact: the same of the draft as it is.
+
+    Raises:
+        RunError: logits of learnt ids differ by 1e-4 or more.
+    """
+    same = learnt[exact.argmax(-1)] == logits.argmax(-1)
     return {
-        **agreement(logits[:, probe.learnt], probe.rounded, probe.logits),
-        "argmax_agreement": float(same.float().mean()),  # ids that were never learnt have rows here
-        "stray_mass": stray_mass(logits, probe.learnt),
+        **agreement(logits[:, learnt], rounded, exact),
+        "argmax_agreement": float(same.float().mean()),
+        "stray_mass": stray_mass(logits, learnt),
     }
 
 

@@ -46,19 +46,12 @@ def vllm_logits(folder: Path, state: Tensor) -> list[Tensor]:
     """Return logits `[V]` of each head on the target's state `[D]` behind its final norm, as vLLM 0.32 does."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     weights = load_file(folder / "model.safetensors")
-    token_map = weights.pop("token_map", None)
-    assert (config["truncated_vocab_size"] < config["vocab_size"]) == (token_map is not None)
     found = []
     for head in range(config["num_heads"]):
         hidden = state
         for layer in range(config["num_hidden_layers"]):
             hidden = hidden + silu(weights[f"blocks.{head}.layers.{layer}.weight"].double() @ hidden)
-        logits = weights["lm_head.weight"].double() @ hidden
-        if token_map is not None:
-            full = torch.full((config["vocab_size"],), -torch.inf, dtype=DOUBLE)
-            full[token_map] = logits
-            logits = full
-        found.append(logits)
+        found.append(weights["lm_head.weight"].double() @ hidden)
     return found
 
 
@@ -74,11 +67,11 @@ def test_vllms_arithmetic_on_the_folder_gives_the_drafts_logits(
     read = torch.tensor([TEXT[:-1]])  # the target has not read the newest token
     state = target.hidden(read, torch.arange(len(TEXT) - 1)[None])[0, -1].detach()
     theirs = vllm_logits(tmp_path / "out", state)
-    ours = [draft.full_width(logits) for logits in drafted_logits(draft, target, TEXT, DRAFTED)]
+    ours = drafted_logits(draft, target, TEXT, DRAFTED)
+    learnt = torch.arange(draft.width) if kept is None else kept
     assert len(theirs) == len(ours) == 4
     for own, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(other[: len(own)], own, atol=1e-9, rtol=0)
-        assert bool((other[len(own) :] == -torch.inf).all())  # padding of the head is never drafted
+        torch.testing.assert_close(other[learnt], own, atol=1e-9, rtol=0)
     assert '"method":"medusa"' in result.serve
     assert '"num_speculative_tokens":4' in result.serve
 
@@ -134,3 +127,24 @@ def test_a_folder_that_reads_back_differently_leaves_nothing_behind(
     with pytest.raises(RunError, match="does not give the draft's logits"):
         export_draft(folder, tmp_path / "out", "vllm", target)
     assert [entry.name for entry in tmp_path.iterdir()] == ["draft"]
+
+
+@pytest.mark.parametrize("kept", [None, KEPT])
+def test_the_folder_has_what_vllm_asks_for(kept: Tensor | None, target: LanguageModel, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "draft", target, kept_ids=kept)
+    result = export_draft(folder, tmp_path / "out", "vllm", target, dtype="float32")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    rows = target.model.config.vocab_size
+    # vLLM 0.32 refuses a checkpoint with a token_map, so the vocabulary must not be a truncated one.
+    assert weights.keys() == {"lm_head.weight", *(f"blocks.{k}.layers.0.weight" for k in range(config["num_heads"]))}
+    assert config["truncated_vocab_size"] == config["vocab_size"] == result.rows == rows
+    assert weights["lm_head.weight"].shape == (rows, target.model.config.hidden_size)
+    assert any("written at full width" in line for line in result.warnings) == (kept is not None)
+
+
+def test_ids_that_the_heads_never_learnt_are_improbable(target: LanguageModel, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "draft", target, kept_ids=KEPT)
+    result = export_draft(folder, tmp_path / "out", "vllm", target, dtype="float32")
+    assert result.learnt == len(KEPT)
+    assert 0 < result.stray_mass < result.stray_mass_before
