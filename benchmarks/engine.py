@@ -44,8 +44,8 @@ from step_parts import steps
 from turns import Side
 from verification import verify
 
-from distillspec.commands.unseen import trained_prompts
 from distillspec.config import TargetConfig
+from distillspec.data.trained_prompts import trained_prompts
 from distillspec.models import LanguageModel, load_target
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.base.controllers import LengthController

@@ -31,8 +31,8 @@ from collapse import spoil
 from common import Others, write_result
 from sides import generate, greedy, make_engine, rate_of, read_prompts
 
-from distillspec.commands.unseen import trained_prompts
 from distillspec.config import TargetConfig
+from distillspec.data.trained_prompts import trained_prompts
 from distillspec.models import LanguageModel, load_target
 from distillspec.models.memory import token_bytes
 from distillspec.serving import Engine, Request

@@ -23,8 +23,8 @@ from common import write_result
 from sides import NEW_TOKENS, answers, generate, greedy, make_engine, read_prompts
 from turns import ALIKE, NO_DRAFT, interval, shown, turn_options
 
-from distillspec.commands.unseen import trained_prompts
 from distillspec.config import TargetConfig
+from distillspec.data.trained_prompts import trained_prompts
 from distillspec.models import load_target
 from distillspec.recipes.rates import ratios
 from distillspec.serving import Engine, SamplingParams

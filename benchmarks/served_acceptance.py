@@ -22,9 +22,10 @@ from statistics import fmean
 from common import write_result
 
 from distillspec.commands.drafts import find_draft
-from distillspec.commands.unseen import trained_prompts, unseen
+from distillspec.commands.unseen import unseen
 from distillspec.config import DataConfig, EngineConfig, TargetConfig
 from distillspec.data.prompts import read_prompts
+from distillspec.data.trained_prompts import trained_prompts
 from distillspec.evaluation.positions import measure_positions
 from distillspec.evaluation.states import TargetStates
 from distillspec.models import LanguageModel, load_draft, load_target

@@ -23,8 +23,8 @@ import torch
 from scipy.stats import t as student
 from sides import generate, greedy, make_engine, read_prompts
 
-from distillspec.commands.unseen import trained_prompts
 from distillspec.config import EngineConfig, TargetConfig
+from distillspec.data.trained_prompts import trained_prompts
 from distillspec.models import LanguageModel, load_target
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.base.controllers import LengthController

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
-from distillspec.commands.unseen import trained_prompts
 from distillspec.config import DataConfig
 from distillspec.data.chat import render_prompt
 from distillspec.data.prompts import prompt_key, read_rows
+from distillspec.data.trained_prompts import trained_prompts
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 

@@ -12,8 +12,8 @@ from distillspec.commands.held_out import prepare_held_out
 from distillspec.commands.own_runs import data_of, find_runs, typed_settings
 from distillspec.commands.prompt_folder import prepare_folder
 from distillspec.commands.run_folder import close_run, open_run
-from distillspec.commands.unseen import trained_prompts
 from distillspec.config import EvalCommand
+from distillspec.data.trained_prompts import trained_prompts
 from distillspec.evaluation import (
     EvaluationResult,
     TargetStates,

@@ -8,9 +8,9 @@ import torch
 
 from distillspec.commands.prompt_folder import check_sources, prepare_folder
 from distillspec.commands.run_folder import close_run, open_run
-from distillspec.commands.unseen import TRAINED
 from distillspec.commands.untrained import prepare_draft, target_texts
 from distillspec.config import InitDraftCommand
+from distillspec.data.trained_prompts import TRAINED
 from distillspec.models import LanguageModel, check_draft, load_target, save_draft
 from distillspec.models.checkpoint import SERVED
 from distillspec.types import Sample

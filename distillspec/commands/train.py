@@ -33,12 +33,13 @@ from distillspec.commands.suitability import (
 )
 from distillspec.commands.training_record import with_policy
 from distillspec.commands.training_report import TrainingReport
-from distillspec.commands.unseen import known_before, with_trained_prompts
+from distillspec.commands.unseen import known_before
 from distillspec.commands.untrained import prepare_draft, texts_of_run
 from distillspec.config import TrainCommand
 from distillspec.data.collect import check_responses, with_writer_logprobs
 from distillspec.data.folder import DataFolder
 from distillspec.data.on_policy import fresh_samples, recorded_answers
+from distillspec.data.trained_prompts import with_trained_prompts
 from distillspec.evaluation import TargetStates, cut_share
 from distillspec.files import read_object, write_json
 from distillspec.losses import LossMix
@@ -210,7 +211,7 @@ def _make_module(config: TrainCommand, draft: LanguageModel, target_copy: Target
     """Return the module of the draft and its loss, with the target's copy if it trains too."""
     if target_copy is not None:
         return JointModule(draft, target_copy.trained, config.loss, config.train)
-    return DistillModule(draft, config.loss, Unrolling.of(config.train))
+    return DistillModule(draft, config.loss, Unrolling.of(config.train, draft.state_input))
 
 
 def _make_feed(

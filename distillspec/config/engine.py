@@ -129,6 +129,11 @@ class EngineConfig:
         return bool(self.named_drafts) and self.controller == "fixed"
 
     @property
+    def joined_sources(self) -> int:
+        """Number of proposers that draft for each row in one tree: all where a shape is fixed, else a chosen one."""
+        return max(1, len(self.proposers)) if self.controller == "fixed" else 1
+
+    @property
     def proposer_kinds(self) -> tuple[str, ...]:
         """The proposers of an engine with drafts, by their names in the table."""
         return tuple(name if name in PROPOSERS else DRAFT_ALONE for name in self.proposers_with_draft)
@@ -217,13 +222,14 @@ class EngineConfig:
         elif tree == "given":
             wanted = "widths=[4,2,…], the children of a node at each level"
             require(levels > 0, f"tree=given needs {wanted}, not widths={widths}")
-        elif self.controller != "fixed" or not widths or tree in CUT:
+        elif self.controller != "fixed" or tree in CUT or (not widths and self.joined_sources == 1):
             return
-        nodes = sum(accumulate(self.most_widths(most), mul))
+        nodes = (sum(accumulate(self.most_widths(most), mul)) if widths else most) * self.joined_sources
+        kind = f"tree={tree} with widths={widths}" if widths else f"a chain of {most} tokens"
+        each = f", one from each of {self.joined_sources} proposers," if self.joined_sources > 1 else ""
         require(
             nodes <= self.nodes,
-            f"tree={tree} with widths={widths} has {nodes} tokens, above nodes={self.nodes}; "
-            f"give nodes={nodes}, or smaller widths",
+            f"{kind}{each} has {nodes} tokens, above nodes={self.nodes}; give nodes={nodes}, or a smaller shape",
         )
 
     def _check_verification(self) -> None:

@@ -37,7 +37,7 @@ class TrainConfig:
     unroll_weights: list[float] | None = (
         None  # weight of the loss at each drafted position; null: what unroll_decay gives
     )
-    unroll_from: float = 0.35  # share of the run in which the first position trains alone, for speed
+    unroll_from: float | None = None  # share of a run with the first position alone; null: .75 with features, else .35
     feature_gib: float | None = None  # memory for the target's states of training text; null: a third of what is free
     target_rate: float = 0.02  # draft.train_target: the target's learning rate, as a share of train.learning_rate
     target_warmup: float = 0.2  # draft.train_target: share of the run in which the heads learn alone
@@ -78,7 +78,8 @@ class TrainConfig:
                 all(0 <= weight < math.inf for weight in self.unroll_weights) and any(self.unroll_weights[:1]),
                 f"train.unroll_weights={self.unroll_weights} must be finite numbers from 0 on, the first above 0",
             )
-        require(0 <= self.unroll_from < 1, f"train.unroll_from={self.unroll_from} must be in [0, 1)")
+        alone = self.unroll_from
+        require(alone is None or 0 <= alone < 1, f"train.unroll_from={alone} must be in [0, 1)")
         require(
             self.feature_gib is None or self.feature_gib >= 0,
             f"train.feature_gib={self.feature_gib} must be at least 0",

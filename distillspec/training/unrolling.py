@@ -10,9 +10,12 @@ from torch import Tensor
 
 from distillspec.config import TrainConfig
 from distillspec.errors import ConfigError
+from distillspec.models.state_input import ADDED, StateInput
 from distillspec.types import TokenBatch
 
 GOLDEN = (math.sqrt(5) - 1) / 2
+FIRST_ALONE = 0.35  # share of a run
+FIRST_ALONE_ADDED = 0.75  # of drafts that states are added to: they know how to draft further, and learn it fast
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,12 @@ class Unrolling:
     weights: tuple[float, ...] | None = None  # of each position's mean loss, relative to each other
 
     @classmethod
-    def of(cls, config: TrainConfig) -> Unrolling:
-        """Return what the settings say."""
+    def of(cls, config: TrainConfig, state_input: StateInput | None = None) -> Unrolling:
+        """Return what the settings say for a draft that reads states by `state_input`."""
         weights = None if config.unroll_weights is None else tuple(config.unroll_weights)
-        return cls(config.unroll, config.unroll_decay, config.unroll_from, weights)
+        usual = FIRST_ALONE_ADDED if state_input is not None and state_input.way == ADDED else FIRST_ALONE
+        begins = usual if config.unroll_from is None else config.unroll_from
+        return cls(config.unroll, config.unroll_decay, begins, weights)
 
     def checked(self) -> Unrolling:
         """Return itself.

@@ -159,6 +159,9 @@ def _policies(config: BenchCommand, engine: Engine) -> dict[str, _Policy]:
             raise ConfigError(
                 f"policy {name} drafts more than engine.speculation_length={speculation_length}; raise that"
             )
+        nodes = policy.controller.most_nodes if isinstance(policy.controller, FixedTree) else 0
+        if nodes > policy.trees.nodes:
+            raise ConfigError(f"policy {name} has {nodes} tokens, above engine.nodes={settings.nodes}; raise that")
     return policies
 
 

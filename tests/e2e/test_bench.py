@@ -172,6 +172,8 @@ def test_trees_are_compared_by_name(distill: Any, tmp_path: Path, prompts: Path,
         "bench.policies=[medusa-4]": "policy medusa-4: tree=medusa needs a draft of kind medusa, not pruned",
         "bench.policies=[topk-5-5]": "policy topk-5-5: tree=topk with widths=[5, 5] has 30 tokens, above nodes=8",
         "bench.policies=[fork-2x9]": "policy fork-2x9: tree=fork with widths=[2] has 18 tokens, above nodes=8",
+        "bench.policies=[tree-2-2-1]": "policy tree-2-2-1 has 10 tokens, above engine.nodes=8; raise that",
+        "bench.policies=[siblings-3-3-3]": "policy siblings-3-3-3 has 9 tokens, above engine.nodes=8; raise that",
         "bench.policies=[fork-1x6]": "policy fork-1x6 drafts more than engine.speculation_length=4",
     }.items():
         failed = distill("bench", *words, "hydra.run.dir=other", draft, "engine.nodes=8", mistake)

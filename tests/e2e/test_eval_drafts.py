@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from distillspec.commands.unseen import with_trained_prompts
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.data.folder import find_data_folder
+from distillspec.data.trained_prompts import with_trained_prompts
 from distillspec.models import LanguageModel, initialise_draft, load_target, save_draft
 from distillspec.models.tiny import tiny_model, tiny_tokenizer
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from distillspec.data.trained_prompts import with_trained_prompts
 from distillspec.errors import RunError
 from distillspec.models import LanguageModel, save_draft
 from distillspec.models.checkpoint import SERVED
@@ -170,6 +171,7 @@ class OnlineTrainer:
         except (Overtaken, RunError):
             self._stage("waiting")
             raise
+        draft = with_trained_prompts(draft, [example.sample.prompt_ids for example in examples if example.is_text])
         reach = ceilings(examples, draft.kept_ids)
         result = replace(result, new_ids=rows.new if rows is not None else 0, ceiling=reach)
         version = None if result.problem else self._save(draft, parent, chosen, result, reason)

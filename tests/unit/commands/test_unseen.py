@@ -9,10 +9,11 @@ import pytest
 from distillspec.commands.held_out import prepare_held_out
 from distillspec.commands.init_draft import read_texts
 from distillspec.commands.prompt_folder import prepare_folder
-from distillspec.commands.unseen import known_before, trained_prompts, with_trained_prompts
+from distillspec.commands.unseen import known_before
 from distillspec.config import DataConfig, DraftConfig, InitDraftCommand
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import PromptSet, prompt_key
+from distillspec.data.trained_prompts import trained_prompts, with_trained_prompts
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, initialise_draft, load_draft, save_draft
 from distillspec.types import Prompt, SamplingPolicy

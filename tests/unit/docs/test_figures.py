@@ -26,7 +26,7 @@ def figures() -> dict[str, list[str]]:
     best = {key: own["times_plain"][str(own["best_length"])]["median"] for key, own in lengths.items()}
     goodput = {key: own["goodput_over_best"] for key, own in lengths.items()}
     trees = {key: own["trees_over_goodput_chains"] for key, own in _maths("trees").items()}
-    served, exported = _result("served_acceptance_eagle")["all"], _result("eagle_vllm")["ratio"]
+    served = _result("served_acceptance_eagle")["all"]
     vllm = {batch: found["ratios"] for batch, found in _result("vllm_speed")["batch"].items()}
     again = _result("suffix_one")["files"]["sql"]["second"]["ngram_and_draft"]
     outputs = f"{exact['identical']} of {exact['outputs']} outputs, {exact['combinations']} combinations"
@@ -56,7 +56,9 @@ def figures() -> dict[str, list[str]]:
         ],
         "server": [f"{server['median']:.2f} [{server['low']:.2f}, {server['high']:.2f}]"],
         "tokens accepted": [f"{served['served']:.3f} and {served['evaluated']:.3f} of {served['trials']:,}"],
-        "exported draft": [f"{exported:.3f}"],
+        "exported draft": [_in_vllm("eagle")],
+        "the same of a `block` draft": [_in_vllm("block")],
+        "the same of Medusa's heads": [_in_vllm("medusa")],
         "sampling training data": [f"{data[name]:.2f} by `{name}`" for name in ("slots", "engine")],
     }
 
@@ -76,6 +78,11 @@ def _by_default(name: str) -> list[str]:
 
 def _with_interval(ratio: dict[str, float]) -> str:
     return f"{shown(ratio['mean'])} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+
+
+def _in_vllm(kind: str) -> str:
+    """Return the accepted length of an exported draft in vLLM over ours."""
+    return f"{_result(f'{kind}_vllm')['ratio']:.3f}"
 
 
 def _over_draft(name: str) -> str:

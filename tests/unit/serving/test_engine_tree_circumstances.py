@@ -32,6 +32,7 @@ CASES: list[tuple[str, str, list[int], tuple[str, ...]]] = [  # tree, controller
     ("sampled", "fixed", [2, 2], DRAFTS),
     ("dynamic", "fixed", [], DRAFTS),
     ("fork", "fixed", [3], DRAFTS),
+    ("given", "fixed", [2, 2, 2], DRAFTS),
     ("medusa", "fixed", [], HEADS),
     ("topk", "goodput", [], DRAFTS),
     ("sampled", "goodput", [], DRAFTS),

@@ -82,6 +82,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "chain": {"tree": "off", "speculation_length": 2},
     "sampled": {"tree": "sampled", "widths": [2, 2], "speculation_length": 2},
     "topk": {"tree": "topk", "widths": [2, 2], "speculation_length": 2},
+    "dynamic": {"tree": "dynamic", "widths": [2, 2], "nodes": 4, "speculation_length": 2},
     "fork": {"tree": "fork", "widths": [2], "speculation_length": 2},
     "given": {"tree": "given", "widths": [1, 2], "speculation_length": 2},
     "medusa": {"tree": "medusa", "widths": [2, 2], "nodes": 4, "speculation_length": 2},
@@ -130,8 +131,9 @@ class Case(NamedTuple):
 CASES = [
     *(Case(way, (event,)) for way in ("chain", "random") for event in EVENTS),
     *(Case(way, ("swapped",), kernel=False) for way in ("chain", "sampled", "topk")),
-    *(Case(way, BOTH) for way in ("sampled", "fork", "given", "medusa")),
-    Case("medusa", ("swapped",), kernel=False),
+    *(Case(way, BOTH) for way in ("sampled", "dynamic", "fork", "given", "medusa")),
+    *(Case(way, ("swapped",), kernel=False) for way in ("dynamic", "medusa")),
+    *(Case(way, (event,)) for way, event in (("given", "preempted"), ("dynamic", "preempted"), ("fork", "reused"))),
     *(Case(way, ("ngram",)) for way in ("sampled", "topk")),
     Case("random", ("preempted", "aborted", "reused"), paged=True),
 ]
@@ -370,7 +372,7 @@ MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Case]] = [
     (judges_ngrams_by_the_drafts_q, Case("random", ("ngram",))),
     *((keeps_the_old_drafts_q, Case(way, BOTH)) for way in ("fork", "given")),
     (forgets_to_renormalise_the_residual, Case("sampled", ("swapped",), kernel=False)),
-    *((leaves_rejected_children_in_p, Case(way, ("swapped",), kernel=False)) for way in ("topk", "medusa")),
+    *((leaves_rejected_children_in_p, Case(way, ("swapped",), kernel=False)) for way in ("topk", "dynamic", "medusa")),
 ]
 
 

@@ -10,6 +10,7 @@ import torch
 from distillspec.config import DraftConfig, TrainCommand, TrainConfig
 from distillspec.data.packing import collate
 from distillspec.errors import ConfigError
+from distillspec.models.state_input import ADDED, JOINED, StateInput
 from distillspec.training.unrolling import Unrolling
 from distillspec.types import Sample, TokenBatch
 
@@ -63,7 +64,10 @@ def test_weights_of_positions_do_not_depend_on_how_many_chains_go_on() -> None:
 
 
 def test_settings_of_training_are_taken_over() -> None:
-    assert Unrolling.of(TrainConfig(max_steps=1)) == Unrolling(3, 0.5, 0.35)
+    plain = TrainConfig(max_steps=1)
+    assert Unrolling.of(plain) == Unrolling.of(plain, StateInput(JOINED, (1,), 8, 8)) == Unrolling(3, 0.5, 0.35)
+    assert Unrolling.of(plain, StateInput(ADDED, (1,), 8, 8)) == Unrolling(3, 0.5, 0.75)
+    assert Unrolling.of(replace(plain, unroll_from=0.5), StateInput(ADDED, (1,), 8, 8)) == Unrolling(3, 0.5, 0.5)
     weighted = TrainConfig(max_steps=1, unroll=2, unroll_decay=1.0, unroll_from=0.0, unroll_weights=[1, 0.5])
     assert Unrolling.of(weighted) == Unrolling(2, weights=(1, 0.5))
 

@@ -14,8 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from distillspec.data.prompts import prompt_key
+from distillspec.data.trained_prompts import trained_prompts
 from distillspec.errors import ConfigError, RunError
-from distillspec.models import LanguageModel
+from distillspec.models import LanguageModel, read_metadata
 from distillspec.serving.base.owner_files import hashed
 from distillspec.serving.online.log.records import LoggedAnswer, LogKey
 from distillspec.serving.online.log.replay_log import ReplayLog
@@ -40,6 +42,8 @@ def test_an_update_leaves_a_candidate_that_says_where_it_comes_from(
     assert (version.status, version.parent) == ("candidate", first.name)
     assert (version.first_request, version.last_request) == (1, 6)
     assert version.metrics["steps"] > 0
+    learnt = {prompt_key(own.sample().prompt_ids) for own in replay.load(replay.entries())}
+    assert trained_prompts(read_metadata(version.path)["lineage"]) == learnt, "distill eval leaves them out"
     assert {weight.dtype for weight in load_file(version.path / "model.safetensors").values()} == {torch.bfloat16}
     memory = torch.load(settings.layout.memory, weights_only=True)
     assert {weight.dtype for weight in memory["weights"].values()} == {torch.float32}
