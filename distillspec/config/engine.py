@@ -52,7 +52,7 @@ class EngineConfig:
     speculation_length: int = 4  # levels that are drafted per row and step; the most where the controller chooses
     tree: str | None = None  # off | sampled | topk | dynamic | medusa | fork | given; null: sampled (CUDA graphs: off)
     widths: list[int] = field(default_factory=list)  # the most children of a node, by level; empty: the tree's default
-    nodes: int = 32  # the most tokens of a tree
+    nodes: int = 32  # the most tokens of a source's tree
     verification: str = "exact"  # exact | exact_by_token | typical, target_initialised: these two change answers
     micro_batches: int = 1  # parts of a step, one drafted while another is verified; 0: as many as pay
     lengths: str = "request"  # goodput: a length a request | a step (one for all rows) | global (one acceptance, too)
@@ -127,11 +127,6 @@ class EngineConfig:
     def joins_drafts(self) -> bool:
         """True if several drafts of a pool draft for each request, in one tree. Else each request gets one."""
         return bool(self.named_drafts) and self.controller == "fixed"
-
-    @property
-    def joined_sources(self) -> int:
-        """Number of proposers that draft for each row in one tree: all where a shape is fixed, else a chosen one."""
-        return max(1, len(self.proposers)) if self.controller == "fixed" else 1
 
     @property
     def proposer_kinds(self) -> tuple[str, ...]:
@@ -222,14 +217,13 @@ class EngineConfig:
         elif tree == "given":
             wanted = "widths=[4,2,…], the children of a node at each level"
             require(levels > 0, f"tree=given needs {wanted}, not widths={widths}")
-        elif self.controller != "fixed" or tree in CUT or (not widths and self.joined_sources == 1):
+        elif self.controller != "fixed" or not widths or tree in CUT:
             return
-        nodes = (sum(accumulate(self.most_widths(most), mul)) if widths else most) * self.joined_sources
-        kind = f"tree={tree} with widths={widths}" if widths else f"a chain of {most} tokens"
-        each = f", one from each of {self.joined_sources} proposers," if self.joined_sources > 1 else ""
+        nodes = sum(accumulate(self.most_widths(most), mul))
         require(
             nodes <= self.nodes,
-            f"{kind}{each} has {nodes} tokens, above nodes={self.nodes}; give nodes={nodes}, or a smaller shape",
+            f"tree={tree} with widths={widths} has {nodes} tokens, above nodes={self.nodes}; "
+            f"give nodes={nodes}, or smaller widths",
         )
 
     def _check_verification(self) -> None:

@@ -37,7 +37,7 @@ class TrainConfig:
     unroll_weights: list[float] | None = (
         None  # weight of the loss at each drafted position; null: what unroll_decay gives
     )
-    unroll_from: float | None = None  # share of a run with the first position alone; null: .75 with features, else .35
+    unroll_from: float | None = None  # share of a run with the first position alone; null: .75 for features, else .35
     feature_gib: float | None = None  # memory for the target's states of training text; null: a third of what is free
     target_rate: float = 0.02  # draft.train_target: the target's learning rate, as a share of train.learning_rate
     target_warmup: float = 0.2  # draft.train_target: share of the run in which the heads learn alone

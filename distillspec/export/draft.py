@@ -43,7 +43,8 @@ def export_draft(
     Embeddings and head get the target's row count (engines compare vocabulary sizes). Ids that the draft
     never learnt (outside a truncated vocabulary, or padding) get a row fitted to be improbable, if that
     measurably leaves them less probability than the rows the draft was saved with. A draft that reads the target's
-    states keeps its own rows, and its format names their ids (`distillspec.export.eagle`).
+    states keeps its own rows, and its format names their ids (`distillspec.export.eagle`). Heads of kind medusa get the
+    target's rows.
 
     Args:
         format: `hf` (plain transformers), `vllm`, `sglang`, or `speculators` (drafts of kind eagle and block alone).

@@ -8,6 +8,7 @@ row for each of the target's. A truncated head needs a `token_map`, and vLLM 0.3
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from distillspec.export.probes import HELD_OUT, probe_sequences
 from distillspec.export.proof import full_agreement
 from distillspec.export.result import ExportResult, write_record
 from distillspec.export.serving import NOTES, serve_command, target_name, warn
-from distillspec.export.vocabulary import improbable_row, stray_mass
+from distillspec.export.vocabulary import improbable_row, learnt_ids, learnt_mass
 from distillspec.files import write_folder
 from distillspec.models import LanguageModel
 from distillspec.models.eagle import final_scale
@@ -44,7 +45,6 @@ def export_medusa(
     """
     check_heads(draft, target, form)
     texts = probe_sequences(target)
-    fitted = texts[:-HELD_OUT]
     held_out = [text[:1] for text in texts[-HELD_OUT:]]  # logits over all rows take much memory
     exact = rounded = _draft_logits(draft, target, held_out)
     if not torch.isfinite(exact).all():
@@ -54,9 +54,10 @@ def export_medusa(
             for parameter in (*_blocks(draft).values(), draft.head.weight):
                 parameter.copy_(parameter.to(DTYPES[dtype]))
         rounded = _draft_logits(draft, target, held_out)
-    rows, learnt = head_rows(target), _learnt(draft)
-    head, plain = _full_head(draft, target, fitted, rows), _full_head(draft, target, (), rows)
-    stray_before = stray_mass(_read_states(draft, target, held_out) @ plain.T, learnt)
+    rows, learnt = head_rows(target), learnt_ids(draft)
+    row, stray_before = _unlearnt_row(draft, target, texts, rows - len(learnt))
+    head = row.to(draft.head.weight).repeat(rows, 1)
+    head[learnt.to(head.device)] = draft.head.weight.detach()
     measured: dict[str, float] = {}
 
     def write(temporary: Path) -> None:
@@ -133,20 +134,23 @@ def _blocks(draft: LanguageModel) -> dict[str, Tensor]:
     return {f"blocks.{k}.layers.0.weight": head.down_proj.weight for k, head in enumerate(draft.layers)}  # type: ignore[union-attr,misc]
 
 
-def _learnt(draft: LanguageModel) -> Tensor:
-    """Return the target's id of each row of the draft's head, `[Vd]` int64."""
-    return torch.arange(draft.width) if draft.kept_ids is None else draft.kept_ids.cpu()
+def _unlearnt_row(
+    draft: LanguageModel, target: LanguageModel, texts: Sequence[Tensor], unlearnt: int
+) -> tuple[Tensor, float]:
+    """Return a head row `[D]` for ids never learnt, and the probability that `unlearnt` ids would have with zeros.
 
-
-def _full_head(draft: LanguageModel, target: LanguageModel, texts: Sequence[Tensor], rows: int) -> Tensor:
-    """Return the head `[rows, D]` with rows for ids never learnt: improbable ones on `texts`, or zero without texts."""
-    weight = draft.head.weight.detach()
-    head = weight.new_zeros(rows, weight.shape[1])
-    unlearnt = rows - draft.width
-    if texts and unlearnt:
-        head += improbable_row(draft, _read_states(draft, target, texts), unlearnt).to(head)
-    head[_learnt(draft).to(head.device)] = weight
-    return head
+    It is fitted to be improbable on all but the last texts. Zeros are taken where they are less probable on these.
+    """
+    zeros = torch.zeros_like(draft.head.weight[0])
+    if not unlearnt:
+        return zeros, 0.0
+    row = improbable_row(draft, _read_states(draft, target, texts[:-HELD_OUT]), unlearnt).to(zeros)
+    states = _read_states(draft, target, texts[-HELD_OUT:])
+    odds = math.log(unlearnt) - learnt_mass(draft, states)
+    before, after = (
+        float((draft.head.scale * (states @ each.float()) + odds).sigmoid().mean()) for each in (zeros, row)
+    )
+    return (row if after < before else zeros), before
 
 
 @torch.no_grad()

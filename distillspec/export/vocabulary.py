@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 
+CHUNK = 256  # states whose logits are held at once
 RIDGE = 1e-5  # on the square of a logit (1e-6 to 1e-4 leave much the same mass on held-out text)
 
 
@@ -65,7 +66,7 @@ def improbable_row(draft: LanguageModel, hidden: Tensor, unlearnt: int) -> Tenso
     such ids take. It is convex in the row. A small ridge keeps the row from fitting single positions.
     """
     states = hidden.detach().double()
-    odds = math.log(unlearnt) - torch.logsumexp(draft.head.logits(hidden).detach().double(), dim=-1)
+    odds = math.log(unlearnt) - learnt_mass(draft, hidden)
     size = RIDGE * states.pow(2).sum(-1).mean()
     row = torch.zeros(states.shape[1], dtype=states.dtype, device=states.device, requires_grad=True)
     optimizer = torch.optim.LBFGS([row], max_iter=200, line_search_fn="strong_wolfe")
@@ -79,6 +80,12 @@ def improbable_row(draft: LanguageModel, hidden: Tensor, unlearnt: int) -> Tenso
     with torch.enable_grad():
         optimizer.step(bound)
     return row.detach().float()
+
+
+@torch.no_grad()
+def learnt_mass(draft: LanguageModel, hidden: Tensor) -> Tensor:
+    """Return logsumexp of the draft's logits `[N]` float64 at `hidden [N, D]`, a part at a time: heads are wide."""
+    return torch.cat([draft.head.logits(part).double().logsumexp(-1) for part in hidden.detach().split(CHUNK)])
 
 
 @torch.no_grad()

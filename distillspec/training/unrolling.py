@@ -15,7 +15,7 @@ from distillspec.types import TokenBatch
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 FIRST_ALONE = 0.35  # share of a run
-FIRST_ALONE_ADDED = 0.75  # of drafts that states are added to: they know how to draft further, and learn it fast
+FIRST_ALONE_ADDED = 0.75  # of drafts that could draft without states: they learn further positions fast
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ CONTROLLER_NAMES: dict[str, str] = {
     "none": "no speculation",
     "fixed-K": "K tokens a row, as in fixed-3",
     "siblings-W-W": "a chain with W tokens at each level, as in siblings-3-2-1",
-    "tree-W-W": "W children under every node of each level, as in tree-4-2-2-1",
+    "tree-W-W": "W children under every node of each level, as in tree-3-2-1",
     **{name: choice.about for name, choice in CONTROLLERS.items() if name != "fixed"},
     **{name: about for name, (_, _, about) in VARIANTS.items()},
 }

@@ -20,6 +20,7 @@ from distillspec.progress import progress
 from distillspec.serving.base.controllers import LengthController
 from distillspec.serving.base.fixed import FixedLength, FixedTree, joined
 from distillspec.serving.base.params import SamplingParams
+from distillspec.serving.base.wrapped import innermost
 from distillspec.serving.baselines.by_name import named_controller
 from distillspec.serving.baselines.tree_names import tree_settings
 from distillspec.serving.bench.drive import drive
@@ -159,9 +160,10 @@ def _policies(config: BenchCommand, engine: Engine) -> dict[str, _Policy]:
             raise ConfigError(
                 f"policy {name} drafts more than engine.speculation_length={speculation_length}; raise that"
             )
-        nodes = policy.controller.most_nodes if isinstance(policy.controller, FixedTree) else 0
+        inside = innermost(policy.controller)
+        nodes = inside.shape.nodes if isinstance(inside, FixedTree) else 0
         if nodes > policy.trees.nodes:
-            raise ConfigError(f"policy {name} has {nodes} tokens, above engine.nodes={settings.nodes}; raise that")
+            raise ConfigError(f"policy {name} has {nodes} tokens, above engine.nodes={policy.trees.nodes}; raise that")
     return policies
 
 

@@ -42,16 +42,15 @@ def make_controller(name: str, parts: ControllerParts, options: Mapping[str, Any
 def make_fixed(parts: ControllerParts) -> LengthController:
     """Draft the tree that settings name for every row. Without widths it is a chain of `speculation_length` tokens.
 
-    With several proposers each drafts one, and they share the nodes.
+    With several proposers each drafts one.
     """
     settings, most = parts.settings, parts.speculation_length
     sources = max(1, len(settings.proposers))
     if settings.chosen_tree in CUT and most:
-        nodes = max(1, settings.nodes // sources)
-        widths = settings.most_widths(min(most, nodes))
+        widths = settings.most_widths(min(most, settings.nodes))
         if parts.chances:
-            return FixedTree(best_tree(widths, nodes, parts.chances), sources)
-        return FixedTree(shape_of(candidates(widths, nodes).paths), sources)
+            return FixedTree(best_tree(widths, settings.nodes, parts.chances), sources)
+        return FixedTree(shape_of(candidates(widths, settings.nodes).paths), sources)
     if (settings.widths or sources > 1) and most:
         return FixedTree(TreeShape.full(settings.most_widths(most) if settings.widths else (1,) * most), sources)
     return FixedLength(most)

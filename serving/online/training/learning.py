@@ -126,7 +126,7 @@ class _Student:
         self.bad_steps = BadSteps(config.max_bad_steps)
         choose_trainable(draft, train_embeddings=False)
         settings = TrainConfig(max_steps=config.max_steps, learning_rate=config.learning_rate)
-        self._module = DistillModule(draft, loss, Unrolling.of(settings, draft.state_input))
+        self._module = DistillModule(draft, loss, Unrolling.of(settings))
         self._strategy = SingleProcessStrategy(self._module, lambda module: make_optimizer(module, settings))
         restored = memory is not None and memory.restore(self._strategy.optimizer, draft.model)
         self.steps_before = memory.steps if memory is not None and restored else 0

@@ -143,8 +143,20 @@ def test_the_folder_has_what_vllm_asks_for(kept: Tensor | None, target: Language
     assert any("written at full width" in line for line in result.warnings) == (kept is not None)
 
 
-def test_ids_that_the_heads_never_learnt_are_improbable(target: LanguageModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ids_that_the_heads_never_learnt_are_improbable(dtype: str, target: LanguageModel, tmp_path: Path) -> None:
     folder = saved(tmp_path / "draft", target, kept_ids=KEPT)
-    result = export_draft(folder, tmp_path / "out", "vllm", target, dtype="float32")
+    result = export_draft(folder, tmp_path / "out", "vllm", target, dtype=dtype)
     assert result.learnt == len(KEPT)
     assert 0 < result.stray_mass < result.stray_mass_before
+
+
+def test_zeros_are_written_where_a_fitted_row_is_more_probable(
+    target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved(tmp_path / "draft", target, kept_ids=KEPT)
+    monkeypatch.setattr(medusa_module, "improbable_row", lambda draft, hidden, unlearnt: 10 * hidden.mean(0))
+    export_draft(folder, tmp_path / "out", "vllm", target, dtype="float32")
+    head = load_file(tmp_path / "out" / "model.safetensors")["lm_head.weight"]
+    assert not head[1].any()
+    assert head[0].any()
