@@ -52,7 +52,7 @@ def no_kernel_trial(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def two_cores() -> Iterator[None]:
-    """Micro-batches draft and verify on one core each."""
+    """Give torch two threads: work beside its own, such as the drafting of micro-batches, has one of them."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

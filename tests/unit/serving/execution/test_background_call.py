@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,17 +18,9 @@ from distillspec.serving.execution.row_input import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(("cores", "meanwhile"), [(1, 1), (2, 1), (3, 2)])
 def test_threads_and_turns_while_calls_run(
-    two_threads: None, monkeypatch: pytest.MonkeyPatch, cores: int, meanwhile: int
+    two_cores: None, monkeypatch: pytest.MonkeyPatch, cores: int, meanwhile: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     usual, ends = sys.getswitchinterval(), [threading.Event(), threading.Event()]
@@ -58,7 +49,7 @@ def test_threads_and_turns_while_calls_run(
     assert sys.getswitchinterval() == pytest.approx(usual)
 
 
-def test_a_call_that_raises_leaves_nothing_behind(two_threads: None) -> None:
+def test_a_call_that_raises_leaves_nothing_behind(two_cores: None) -> None:
     usual, raised = sys.getswitchinterval(), []
     hook, threading.excepthook = threading.excepthook, lambda args: raised.append(args.exc_value)
     try:
@@ -71,7 +62,7 @@ def test_a_call_that_raises_leaves_nothing_behind(two_threads: None) -> None:
 
 
 def test_any_pass_takes_the_threads_back(
-    two_threads: None, draft: LanguageModel, monkeypatch: pytest.MonkeyPatch
+    two_cores: None, draft: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passes of few tokens run no compiled code, and are all that follows a short compilation."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
