@@ -236,6 +236,21 @@ def test_what_it_says_starts_a_new_file_where_there_is_much(settings: OnlineSett
     supervisor.stop()
 
 
+def _printed(settings: OnlineSettings, expression: str) -> str:
+    """Start a process in the trainer's place. Return what it prints."""
+    command = [sys.executable, "-c", f"import os, sys; print({expression}, flush=True); sys.stdin.read()"]
+    supervisor = Supervisor(settings, command=command)
+    supervisor.poll()
+    try:
+        output = settings.layout.trainer / "trainer.log"
+        deadline = time.monotonic() + 20
+        while not output.read_text() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return output.read_text().strip()
+    finally:
+        supervisor.stop()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing stops a trainer elsewhere")
 @pytest.mark.parametrize(
     ("threads", "busy_share", "cores", "expected"),
@@ -251,22 +266,19 @@ def test_it_has_all_cores_where_it_stands_still_beside_requests(
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
     settings = replace(settings, adapt=replace(settings.adapt, threads=threads, busy_share=busy_share))
-    command = [
-        sys.executable,
-        "-c",
-        "import os, sys; print(os.environ['OMP_NUM_THREADS'], flush=True); sys.stdin.read()",
-    ]
-    supervisor = Supervisor(settings, command=command)
-    supervisor.poll()
-    try:
-        output = settings.layout.trainer / "trainer.log"
-        deadline = time.monotonic() + 20
-        while not output.read_text() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert output.read_text() == f"{expected}\n"
-        assert read_settings(settings.layout.root).adapt.threads == expected
-    finally:
-        supervisor.stop()
+    assert _printed(settings, "os.environ['OMP_NUM_THREADS']") == str(expected)
+    assert read_settings(settings.layout.root).adapt.threads == expected
+
+
+@pytest.mark.parametrize(("operators", "expected"), [(None, "5000"), ("7", "7")])
+def test_its_threads_sleep_at_a_barrier_soon(
+    settings: OnlineSettings, monkeypatch: pytest.MonkeyPatch, operators: str | None, expected: str
+) -> None:
+    """Spinning, they keep a core from the engine's threads, and these one from them. An operator's number counts."""
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    if operators is not None:
+        monkeypatch.setenv("GOMP_SPINCOUNT", operators)
+    assert _printed(settings, "os.environ['GOMP_SPINCOUNT']") == expected
 
 
 def test_text_that_waited_for_the_trainer_has_waited(
