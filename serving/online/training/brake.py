@@ -1,7 +1,7 @@
 """Brake of the embedded trainer: its process stands still while requests run, but for a small share of the time.
 
-Time in which no request ran counts: a trainer that had more than its share then stands still beside requests. It runs
-all the time while its work is urgent: a draft in service that is suspected.
+Time in which no request ran counts: a trainer that had more than its share then stands still beside requests. Its share
+is larger while its work is urgent: a draft in service that is suspected.
 
 A low priority does not protect requests on a CPU. The engine's threads wait for the one whose core the trainer has, and
 both read through one memory: a trainer at niceness 10 made tokens half as fast (`docs/lab-notes.md`).
@@ -21,6 +21,7 @@ SMALLEST_SHARE = 0.01  # for the same reason
 # The longest stop of a trainer that is ahead of its share, and the run after it, long enough to end a transaction. A
 # run of five milliseconds costs a step of the engine fifteen.
 STILL_S, RELEASE_S = 5.0, 0.01
+URGENT_SHARE = 0.3  # at least, while its work is urgent. Beside a trainer that runs, tokens take eight times as long
 AHEAD_S = 60.0  # beside requests, after which a trainer is not ahead any more, however long it ran between them
 CAN_STOP = sys.platform == "linux"  # elsewhere nothing would end a stopped trainer whose server was killed
 
@@ -66,7 +67,7 @@ class Brake:
                 self._changed.notify()
 
     def set_urgent(self, urgent: bool) -> None:
-        """Say whether requests should wait for the trainer."""
+        """Say whether requests should leave the trainer a larger share."""
         if urgent != self._urgent:
             with self._changed:
                 self._urgent = urgent
@@ -92,40 +93,37 @@ class Brake:
         with self._changed:
             return self._stopped_s + (0.0 if self._stopped_at_s is None else time.monotonic() - self._stopped_at_s)
 
-    @property
-    def _holds(self) -> bool:
-        return self._busy and not self._urgent
-
     def _run(self) -> None:
         while not self._ending:
             idle_since_s = time.monotonic()
             with self._changed:
-                self._changed.wait_for(lambda: self._holds or self._ending)
+                self._changed.wait_for(lambda: self._busy or self._ending)
             self._count_idle(time.monotonic() - idle_since_s)
             self._brake()
 
     def _brake(self) -> None:
-        """Let the trainer stand still, and then run, until the period or the requests end."""
-        began_s = time.monotonic()
-        is_ahead = self._ahead_s >= PERIOD_S * self._share
+        """Let the trainer stand still, and then run, until the period or the requests end, or its urgency changes."""
+        began_s, urgent = time.monotonic(), self._urgent
+        share = max(self._share, URGENT_SHARE) if urgent else self._share
+        is_ahead = not urgent and self._ahead_s >= PERIOD_S * share
         pid = self._pid()
         stopped = pid is not None and self._tell(pid, signal.SIGSTOP)
         self._stopped_at_s = time.monotonic() if stopped else None
         try:
-            still_s, running_s = self._next_period(is_ahead, stopped)
-            self._wait_for_idle(still_s)
+            still_s, running_s = self._next_period(share, is_ahead, stopped)
+            self._wait(still_s, urgent)
         finally:
             if pid is not None and stopped:
                 self._count_stop()
                 self._tell(pid, signal.SIGCONT)
-        self._wait_for_idle(running_s)
+        self._wait(running_s, urgent)
         if is_ahead and stopped:
             self._ahead_s -= (time.monotonic() - began_s) * self._share
 
-    def _next_period(self, is_ahead: bool, stopped: bool) -> tuple[float, float]:
+    def _next_period(self, share: float, is_ahead: bool, stopped: bool) -> tuple[float, float]:
         """Return how long the trainer stands still, and then runs: next to nothing while it is ahead of its share."""
         if not is_ahead or (stopped and self._others_wait()):
-            return PERIOD_S * (1 - self._share), PERIOD_S * self._share
+            return PERIOD_S * (1 - share), PERIOD_S * share
         if not stopped:  # it may be there soon
             return PERIOD_S - RELEASE_S, RELEASE_S
         return min(STILL_S, self._ahead_s / self._share), RELEASE_S
@@ -146,9 +144,10 @@ class Brake:
         if self._pid() is not None:
             self._ahead_s = min(self._ahead_s + seconds, AHEAD_S * self._share)
 
-    def _wait_for_idle(self, seconds: float) -> None:
+    def _wait(self, seconds: float, urgent: bool) -> None:
+        """Wait until no request runs, or the work is urgent no more, or has become so."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._holds or self._ending, seconds)
+            self._changed.wait_for(lambda: not self._busy or self._ending or self._urgent != urgent, seconds)
 
     def _tell(self, pid: int, which: signal.Signals) -> bool:
         """Return True if the signal was sent."""

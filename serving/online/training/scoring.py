@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
+import torch
+
 from distillspec.config import GateConfig
 from distillspec.errors import ConfigError, RunError, in_one_line, is_out_of_memory
 from distillspec.evaluation.states import TargetStates
@@ -26,6 +28,9 @@ from distillspec.serving.online.training.base_drafts import BaseDrafts
 log = logging.getLogger(__name__)
 
 SCORE_BATCH = 4  # answers. The trainer looks for an end, and for other work, in between
+# Beside a busy engine. Two threads need a third more time in all, wait for each other while they spin, and the engine's
+# threads for them.
+THREADS = 1
 EXPECTED = (ConfigError, RunError, ValueError, OSError)  # raised by a damaged or foreign draft
 REST_S = 600.0  # for which a suspicion waits after memory did not suffice for it
 
@@ -52,6 +57,14 @@ class Scorer:
 
     def work(self, suspected: bool) -> int:
         """Score some answers of the first question that has any left. Return how many were read."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(THREADS)
+        try:
+            return self._work(suspected)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _work(self, suspected: bool) -> int:
         questions = open_questions(self.registry, suspected)
         for question in questions:
             todo = self._unscored(question)

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from distillspec.serving.online.training import brake as module
-from distillspec.serving.online.training.brake import Brake
+from distillspec.serving.online.training.brake import URGENT_SHARE, Brake
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are stopped on Linux alone")
 PATIENCE_S = 20.0
@@ -119,14 +119,30 @@ def test_it_stands_still_beside_requests_and_goes_on_after_them(braked: tuple[ps
     assert reaches(trainer, GOING), "a stopped trainer could not be ended in order"
 
 
-def test_it_goes_on_beside_requests_while_its_work_is_urgent(braked: tuple[psutil.Process, Brake]) -> None:
-    trainer, brake = braked
-    brake.set_busy(True)
-    assert reaches(trainer, STOPPED)
-    brake.set_urgent(True)
-    assert reaches(trainer, GOING)
-    brake.set_urgent(False)
-    assert reaches(trainer, STOPPED)
+@pytest.mark.parametrize(("own", "share"), [(0.01, URGENT_SHARE), (0.6, 0.6)])
+def test_its_share_beside_requests_is_larger_while_its_work_is_urgent(
+    monkeypatch: pytest.MonkeyPatch, own: float, share: float
+) -> None:
+    """Also while it is ahead. It never has all of the time: beside it a token takes several times as long."""
+    simulated, sent = Simulated(monkeypatch), list[tuple[signal.Signals, float]]()
+    brake = Brake(lambda: 1, own, lambda pid, which: sent.append((which, simulated.now_s)))
+    simulated.events += [
+        (100.0, partial(brake.set_busy, True)),  # it is a minute ahead by now
+        (102.0, partial(brake.set_urgent, True)),
+        (112.0, partial(brake.set_urgent, False)),
+        (120.0, brake.release),
+    ]
+    brake.start()
+    assert stopped_between(sent, 102.0, 112.0) == pytest.approx(10.0 * (1 - share), abs=0.5)
+    assert stopped_between(sent, 112.0, 120.0) > 8.0 * (1 - own) - 0.5
+
+
+def stopped_between(sent: list[tuple[signal.Signals, float]], start_s: float, end_s: float) -> float:
+    """Return the seconds of a time in which it stood still, by the signals that were sent."""
+    stops = [at for which, at in sent if which == signal.SIGSTOP]
+    goes = [at for which, at in sent if which == signal.SIGCONT]
+    pairs = zip(stops, goes, strict=True)
+    return sum(max(0.0, min(go, end_s) - max(stop, start_s)) for stop, go in pairs)
 
 
 def test_beside_requests_it_runs_its_share_of_the_time() -> None:
