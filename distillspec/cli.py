@@ -36,7 +36,7 @@ OF_THE_ENGINE_HERE = (
 HELP_FLAGS = {"-h", "--help", "help"}
 HELP_ALL = "--help=all"
 # in distillspec.serving.commands
-ENGINE_COMMANDS = {"adapt", "bench", "profile", "quality", "replay", "serve", "simulate", "versions"}
+ENGINE_COMMANDS = {"adapt", "bench", "profile", "quality", "replay", "serve", "simulate", "train-stop", "versions"}
 HOLDING_TEXT = {"adapt", "replay", "serve", "versions"}  # files with other people's text are for this account alone
 
 

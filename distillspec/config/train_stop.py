@@ -17,8 +17,8 @@ class StopConfig:
 
     reads: str = "probs"  # probs (the draft's best probabilities and its entropy) | state (what its head reads)
     width: int = 64  # of its hidden layers
-    text: str | None = None  # run or data folder with answers of the target; null: the run that made the draft
-    answers: int = 200  # of that text; a fifth of them judges
+    text: str | None = None  # run, data or online folder with answers of the target; null: the draft's run
+    answers: int = 200  # of that text, of a log the newest; a fifth of them judges
     epochs: int = 20
     learning_rate: float = 1e-3
 

@@ -40,7 +40,7 @@ def test_a_draft_learns_what_will_be_accepted(
 def test_without_a_run_text_must_be_named(distill: Distill, tmp_path: Path, given: Path) -> None:
     outcome = distill("train-stop", *WORDS, f"draft.path={given}")
     assert outcome.code == 2
-    assert "has no training run beside it; name a run with text: stop.text=RUN" in outcome.err
+    assert "has no training run beside it; name a run with text, or an online.folder: stop.text=RUN" in outcome.err
     assert not (tmp_path / "run").exists()
 
 

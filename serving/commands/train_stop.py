@@ -8,12 +8,8 @@ from pathlib import Path
 import torch
 
 from distillspec.commands.drafts import find_draft
-from distillspec.commands.own_runs import find_runs
 from distillspec.commands.run_folder import close_run, open_run
-from distillspec.commands.samples import in_prompt_order
 from distillspec.config import TrainStopCommand
-from distillspec.data.folder import find_data_folder
-from distillspec.data.signal_check import read_checked
 from distillspec.errors import ConfigError
 from distillspec.evaluation import TargetStates
 from distillspec.evaluation.acceptance import deployed
@@ -22,11 +18,11 @@ from distillspec.models import LanguageModel, load_draft, load_target
 from distillspec.models.checkpoint import check_target, save_with_stop_head
 from distillspec.models.stop_head import StopExamples, StopHead
 from distillspec.progress import progress
+from distillspec.serving.commands.stop_text import find_text
 from distillspec.training.stop_training import train_stop
 from distillspec.types import Sample
 
 DEPTHS = 4  # drafted positions that are learnt from
-JUDGING = 5  # one of so many answers judges
 
 
 def run(config: TrainStopCommand, folder: Path) -> None:
@@ -37,19 +33,17 @@ def run(config: TrainStopCommand, folder: Path) -> None:
     check_target(path, target)
     draft = load_draft(path, target)
     _check_kind(draft)
-    samples, own_text = _answers(config, target, path)
+    text = find_text(config.stop, target, draft, path)
     open_run(folder, config)
     head = StopHead(config.stop.reads, _state_size(draft), config.stop.width, draft.width)
-    judging = samples[::JUDGING]
-    learning = [sample for number, sample in enumerate(samples) if number % JUDGING]
-    parts = {"learning": learning, "judging": judging}
+    parts = {"learning": text.learning, "judging": text.judging}
     examples = {name: _examples(config, head, draft, target, part, name) for name, part in parts.items()}
     with progress(f"training on {len(examples['learning'])} tokens") as line:
         losses = train_stop(head, examples["learning"], config.stop.epochs, config.stop.learning_rate, config.seed)
         for epoch, loss in enumerate(losses, 1):
             line.update(epoch / config.stop.epochs, f"epoch {epoch}, {loss:.4f} nats a token")
     judged = stop_quality(head.eval(), examples["judging"])
-    print(_told(judged, own_text))
+    print(_told(judged, text.taught_draft))
     save_with_stop_head(path, folder / "draft", head)
     print(f"serve it: distill serve draft.path={folder} engine.draft_confidence={judged.mean:.1f}")
     close_run(folder, "train-stop", {"draft": str(folder / "draft"), "from": str(path), "quality": asdict(judged)})
@@ -61,23 +55,6 @@ def _check_kind(draft: LanguageModel) -> None:
             f"train-stop is for drafts that write token by token, not for kind {draft.kind}"
             + (": train it with draft.confidence=true" if draft.drafts_block else ", which writes all in one pass")
         )
-
-
-def _answers(config: TrainStopCommand, target: LanguageModel, path: Path) -> tuple[list[Sample], bool]:
-    """Return answers of the target in their prompts' order, and whether the draft was trained on them.
-
-    They are those of the run that made the draft, or others that are named.
-    """
-    named, runs = config.stop.text, find_runs([path])
-    if named is None and not runs:
-        raise ConfigError(f"{path} has no training run beside it; name a run with text: stop.text=RUN")
-    data = runs[0].data if named is None else find_data_folder(named, "stop.text")
-    samples = read_checked(data.samples, target, f"stop.text={data.root}")
-    answers = [sample for sample in samples if sample.source == "teacher" and sample.response_ids]
-    if len(answers) < 2:
-        raise ConfigError(f"{data.root} has {len(answers)} answers of the target; name another run: stop.text=RUN")
-    trained_on_them = any(run.data.root.resolve() == data.root.resolve() for run in runs)
-    return in_prompt_order(answers, data.read_prompts().train)[: config.stop.answers], trained_on_them
 
 
 def _state_size(draft: LanguageModel) -> int:
@@ -104,8 +81,8 @@ def _examples(
         )
 
 
-def _told(judged: StopQuality, own_text: bool) -> str:
-    known = " (they taught the draft, and of such text more is accepted than of other)" if own_text else ""
+def _told(judged: StopQuality, taught_draft: bool) -> str:
+    known = " (they taught the draft, and of such text more is accepted than of other)" if taught_draft else ""
     return (
         f"On {judged.places} tokens that taught it nothing{known}, acceptance is {judged.mean:.3f} in the mean. "
         f"Mean squared error of the prediction: {judged.error:.4f}; of the draft's best probability "

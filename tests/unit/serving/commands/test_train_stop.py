@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from distillspec.commands import train_stop
 from distillspec.commands.run_folder import open_run
 from distillspec.config import DraftConfig, DraftPathConfig, TargetConfig, TrainCommand, TrainStopCommand
 from distillspec.config.train_stop import StopConfig
@@ -18,6 +17,7 @@ from distillspec.data.prompts import PromptSet
 from distillspec.data.shards import ShardWriter
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, initialise_draft, save_draft
+from distillspec.serving.commands import train_stop
 from distillspec.types import Prompt, Sample
 
 PROMPTS = tuple(Prompt(f"p{i}", (1, 30 + i)) for i in range(12))
