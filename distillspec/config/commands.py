@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from distillspec.config.bench import BenchCommand
 from distillspec.config.checks import check_seed, list_of, one_of, require
 from distillspec.config.data import DataConfig
-from distillspec.config.engine import EngineConfig, SamplingEngineConfig, check_named_drafts
+from distillspec.config.engine import CUT, TREES, EngineConfig, SamplingEngineConfig, check_named_drafts
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
@@ -175,12 +175,28 @@ class SimulateCommand:
     policies: list[str] = field(default_factory=lambda: ["none", "fixed-3", "fixed-5", "goodput"])
     selections: list[str] = field(default_factory=list)  # of hardware.drafts, each with each policy; or a draft's name
     speculation_length: int = 5  # the most tokens a row drafts where the policy chooses
+    tree: str | None = None  # of goodput's policies: off | sampled | topk | fork | given; null: sampled
+    widths: list[int] = field(default_factory=list)  # the most children of a node, by level; empty: the tree's default
+    nodes: int = 32  # the most tokens of a tree
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
         require(bool(self.policies), "name the policies to compare: policies=[none,fixed-3,goodput]")
         require(self.speculation_length >= 1, f"speculation_length={self.speculation_length} must be at least 1")
+        one_of("tree", self.tree or "sampled", tuple(tree for tree in TREES if tree not in CUT))
+        _ = self.tree_settings
+
+    @property
+    def tree_settings(self) -> EngineConfig:
+        """The engine's settings of trees.
+
+        Raises:
+            ConfigError: they contradict each other.
+        """
+        return EngineConfig(
+            tree=self.tree, widths=self.widths, nodes=self.nodes, speculation_length=self.speculation_length
+        )
 
 
 COMMANDS: dict[str, type] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distillspec.config.bench import BenchCommand
-from distillspec.config.commands import EvalCommand, GenerateCommand, InitDraftCommand, TrainCommand
+from distillspec.config.commands import EvalCommand, GenerateCommand, InitDraftCommand, SimulateCommand, TrainCommand
 from distillspec.config.models import DraftConfig
 from distillspec.config.online_commands import AdaptCommand, ReplayCommand, VersionsCommand
 from distillspec.config.registry import CONTROLLERS, DRAFT_KINDS, LOSSES, PROPOSERS, Choice, choices_that
@@ -68,6 +68,14 @@ class Rule:
         return key in self.keys or any(
             name.endswith(".*") and key.startswith(name.removesuffix("*")) for name in self.keys
         )
+
+
+def _simulates_trees(config: Any, named: tuple[str, ...]) -> bool:
+    """Return True if a simulated policy plans trees, or its name begins with one of `named`."""
+    planning = {*CONTROLLERS} - {"fixed", "smartspec"}
+    return not isinstance(config, SimulateCommand) or any(
+        policy in planning or policy.startswith(("confidence", *named)) for policy in config.policies
+    )
 
 
 def _samples(config: Any) -> bool:
@@ -253,6 +261,8 @@ RULES = (
     Rule(("adapt.replay_share",), lambda c: c.adapt.mode == "replay", "adapt.mode=replay"),
     Rule(("max_updates",), lambda c: not isinstance(c, AdaptCommand) or not c.once, "once=false"),
     Rule(("bench.timeout_s", "key_env"), lambda c: not isinstance(c, BenchCommand) or bool(c.urls), "url="),
+    Rule(("tree", "widths"), lambda c: _simulates_trees(c, ()), "policies=[goodput]"),
+    Rule(("nodes",), lambda c: _simulates_trees(c, ("topk-", "fork-")), "policies=[goodput]"),
     Rule(OF_THE_TRACE, lambda c: c.workload.trace is None, "workload.trace=null: a trace has times and lengths"),
     Rule(
         ("tenant",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from distillspec.config import WorkloadConfig
+from distillspec.config import EngineConfig, WorkloadConfig
 from distillspec.serving.simulation import (
     Hardware,
     Policy,
@@ -36,13 +36,13 @@ class Sweep:
 
 def run_sweep(sweep: Sweep, scale: float = 1.0, seed: int = 0) -> list[RunFigures]:
     """Run every policy at every rate, on the same requests with the same acceptance traces."""
-    runs = []
+    runs, chains = [], EngineConfig(tree="off")  # as the paper's
     for rate in sweep.rates:
         count = max(4, round(scale * min(max(SECONDS * rate, FEWEST), MOST)))
         requests = make_workload(_with_requests(sweep.workload, count), rate, seed)
         latency, most = sweep.hardware.latency, sweep.speculation_length
-        policies = [  # chains, as the paper's
-            make_policy(name, latency, requests, speculation_length=most, seed=seed, tree="off")
+        policies = [
+            make_policy(name, latency, requests, speculation_length=most, seed=seed, settings=chains)
             for name in sweep.policies
         ]
         policies += [make(sweep.hardware, requests) for _, make in sweep.others]

@@ -78,6 +78,7 @@ def _simulation(
         requests,
         speculation_length=config.speculation_length,
         seed=config.seed,
+        settings=config.tree_settings,
         selection=chosen,
     )
     return Simulation(requests, policy, hardware, config.seed)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 
-from distillspec.config.engine import EngineConfig
+from distillspec.config.engine import CUT, EngineConfig
 from distillspec.config.registry import CONTROLLERS
 from distillspec.errors import ConfigError
 from distillspec.serving.base.controllers import LengthController
@@ -20,6 +20,7 @@ from distillspec.serving.base.rows import BatchView, RowView
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.baselines.by_name import CONTROLLER_NAMES, FIXED, named_controller
 from distillspec.serving.baselines.smartspec import SmartSpecController
+from distillspec.serving.baselines.tree_names import TREE_NAMES, tree_settings
 from distillspec.serving.costs.chain_batch import ChainBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.selection.baselines import ByRequest
@@ -38,6 +39,7 @@ POLICY_NAMES = {
     "oracle": "knows what will be accepted, and takes what gives the most tokens a second",
     "medusa": f"{HEADS} heads with up to {MOST_CANDIDATES} candidates each, trees by goodput",
     "medusa-topK": f"{HEADS} heads with K candidates each",
+    **{name: about for name, about in TREE_NAMES.items() if not name.startswith(CUT)},
 }
 
 
@@ -57,7 +59,7 @@ def make_policy(
     *,
     speculation_length: int = 5,
     seed: int = 0,
-    tree: str | None = None,
+    settings: EngineConfig | None = None,
     selection: str | None = None,
     selection_options: Mapping[str, Any] | None = None,
 ) -> Policy:
@@ -66,12 +68,19 @@ def make_policy(
     Args:
         selection: a name of the table, a draft's for every request, or `oracle`. None: `goodput`.
         selection_options: of a name of the table.
-        name, latency, requests, speculation_length, seed, tree: see `_make_policy`.
+        name, latency, requests, speculation_length, seed, settings: see `_make_policy`.
 
     Raises:
         ConfigError: a name is unknown. The message lists the known ones.
     """
-    policy = _make_policy(name, latency, requests, speculation_length=speculation_length, seed=seed, tree=tree)
+    policy = _make_policy(
+        name,
+        latency,
+        requests,
+        speculation_length=speculation_length,
+        seed=seed,
+        settings=settings or EngineConfig(speculation_length=speculation_length),
+    )
     if not latency.members:
         return policy
     if name == "oracle":
@@ -101,7 +110,7 @@ def _make_policy(
     *,
     speculation_length: int,
     seed: int,
-    tree: str | None,
+    settings: EngineConfig,
 ) -> Policy:
     """Build the policy of a name in `POLICY_NAMES`. Policies learn, so each run needs a new one.
 
@@ -111,14 +120,14 @@ def _make_policy(
         requests: known to the oracle.
         speculation_length: the most tokens a row drafts where the policy chooses.
         seed: of random policies.
-        tree: as `engine.tree`, None: the engine's default.
+        settings: trees of policies that choose them.
 
     Raises:
         ConfigError: the name is unknown. The message lists the known ones.
     """
     word, _, number = name.partition("-")
     if name == "confidence" or (word == "confidence" and re.fullmatch(r"0?\.\d+|0", number)):
-        return Policy(name, _named("goodput", speculation_length, latency, tree), float(number or CONFIDENCE))
+        return Policy(name, _named("goodput", speculation_length, latency, settings), float(number or CONFIDENCE))
     if name == "smartspec-confidence":
         return Policy(
             name, SmartSpecController(speculation_length, latency, gated=latency.draft is not None), CONFIDENCE
@@ -131,8 +140,11 @@ def _make_policy(
         return Policy(name, _of_heads(latency))
     if re.fullmatch(r"medusa-top[1-9]", name):
         return Policy(name, FixedTree(TreeShape.full((int(name[-1]),) * HEADS)))
+    if tree_settings(name, settings) is not None:
+        _check_simulated(name)
+        return Policy(name, _named(name, speculation_length, latency, settings))
     if name in CONTROLLER_NAMES or (name in CONTROLLERS and name != "fixed") or (FIXED.fullmatch(name)):
-        return Policy(name, _named(name, speculation_length, latency, tree))
+        return Policy(name, _named(name, speculation_length, latency, settings))
     raise ConfigError(f"policies: {name} is not known; use some of {', '.join(POLICY_NAMES)}")
 
 
@@ -212,9 +224,16 @@ class Oracle(LengthController):
         return runs[context_tokens - prompt_tokens]
 
 
-def _named(name: str, speculation_length: int, latency: LatencyModel, tree: str | None) -> LengthController:
+def _check_simulated(name: str) -> None:
+    """Raise ConfigError for trees whose nodes a draft's own scores choose: a trace has the ranks of tokens alone."""
+    if name.startswith(CUT):
+        raise ConfigError(
+            f"policy {name} chooses nodes by a draft's scores, which a simulation lacks; use tree-3-2 or so"
+        )
+
+
+def _named(name: str, speculation_length: int, latency: LatencyModel, settings: EngineConfig) -> LengthController:
     with_model = latency.draft is not None
-    settings = EngineConfig() if tree is None else EngineConfig(tree=tree)
     return named_controller(name, speculation_length, latency, drafts_with_model=with_model, settings=settings)
 
 

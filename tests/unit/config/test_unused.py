@@ -82,6 +82,8 @@ def refusal(line: str) -> str | None:
         ("adapt once=true max_updates=3", "max_updates=3 needs once=false"),
         ("bench bench.prompts=[p] bench.timeout_s=9", "bench.timeout_s=9 needs url="),
         ("bench bench.prompts=[p] key_env=[A]", r"key_env=\[A\] needs url="),
+        ("simulate policies=[goodput-step,smartspec,topk-2] tree=off", r"tree=off needs policies=\[goodput\]"),
+        ("simulate policies=[goodput-chains,tree-2] nodes=3", r"nodes=3 needs policies=\[goodput\]"),
         ("simulate workload.trace=f workload.rates=[1]", r"workload.rates=\[1\] needs workload.trace=null"),
         ("replay tenant=acme", "tenant=acme needs action=exclude, include, export or delete"),
         ("versions version=v1", "version=v1 needs action=show or action=promote"),

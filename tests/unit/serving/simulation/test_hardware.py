@@ -116,7 +116,7 @@ def test_impossible_machines_are_refused() -> None:
 
 # The oracle knows the requests of one simulation only.
 @pytest.mark.parametrize(
-    "name", [name.replace("K", "2").replace("W", "2") for name in POLICY_NAMES if name != "oracle"]
+    "name", [name.translate({ord(each): "2" for each in "KWD"}) for name in POLICY_NAMES if name != "oracle"]
 )
 def test_every_policy_plans_within_the_limits_and_purely(name: str) -> None:
     hardware = load_hardware("mistral-7b" if name.startswith("medusa") else "a100-7b")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from distillspec.config import WorkloadConfig
+from distillspec.config import EngineConfig, WorkloadConfig
 from distillspec.errors import ConfigError
 from distillspec.recipes.smartspec.expected_length import full_tree
 from distillspec.serving.base.plans import Plan, RowPlan
@@ -107,3 +107,42 @@ def test_trees_of_several_sources_in_one_row_are_refused() -> None:
     simulation = Simulation(requests, Policy("joined", Joined(2, HEADS)), Hardware(HEADS, 100_000))
     with pytest.raises(ConfigError, match="several sources in one row cannot be simulated"):
         simulation.run()
+
+
+def test_named_trees_are_the_engines() -> None:
+    """Ranks are all that a trace has, so nodes that a draft's scores choose cannot be simulated."""
+    requests = make_workload(WorkloadConfig(requests=20, alpha=0.5, sibling_alpha=None), 4.0)
+    seen = {}
+    for name in ("topk-3-2", "fork-2x3"):
+        simulation = Simulation(requests, make_policy(name, HEADS, requests), Hardware(HEADS, 100_000))
+        shapes = set()
+        while simulation.has_work:
+            if result := simulation.step():
+                shapes |= {tree.shape for row in result.plan.rows for tree in row.trees}
+        seen[name] = max(shapes, key=lambda shape: shape.nodes)
+    assert seen == {"topk-3-2": TreeShape.full((3, 2)), "fork-2x3": TreeShape.full((2, 1, 1))}
+    for name in ("dynamic-8", "medusa-8"):
+        with pytest.raises(ConfigError, match=f"policy {name} chooses nodes by a draft's scores"):
+            make_policy(name, HEADS, requests)
+    with pytest.raises(ConfigError, match="above nodes=4"):
+        make_policy("topk-3-2", HEADS, requests, settings=EngineConfig(nodes=4))
+
+
+def test_settings_bound_the_trees_of_goodput() -> None:
+    requests = make_workload(WorkloadConfig(requests=12, alpha=0.3, sibling_alpha=None), 0.2)
+    most = {}
+    for key, settings in {
+        "off": EngineConfig(tree="off"),
+        "wide": EngineConfig(tree="topk", widths=[4, 4]),
+        "few": EngineConfig(tree="topk", widths=[4, 4], nodes=3),
+    }.items():
+        policy = make_policy("goodput", HEADS, requests, speculation_length=2, settings=settings)
+        simulation = Simulation(requests, policy, Hardware(HEADS, 100_000))
+        shapes = list[TreeShape]()
+        while simulation.has_work:
+            if result := simulation.step():
+                shapes += [tree.shape for row in result.plan.rows for tree in row.trees]
+        most[key] = (max(shape.nodes for shape in shapes), max(max(shape.widths, default=0) for shape in shapes))
+    assert most["off"][1] == 1
+    assert most["wide"][1] > 1
+    assert most["wide"][0] > 3 >= most["few"][0]
