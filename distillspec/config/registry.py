@@ -193,7 +193,8 @@ PROPOSERS: dict[str, ProposerChoice] = {
     ),
     "suffix": ProposerChoice(
         "distillspec.serving.proposers.by_name:make_suffix",
-        "what followed the last tokens in the text and in earlier answers of the tenant",
+        "what followed the last tokens in the text and in earlier answers of the tenant, in trees",
+        reads=OF_TREES,
         without_draft="suffix",
     ),
     "recycling": ProposerChoice(

@@ -108,6 +108,16 @@ def has_likely_nodes(row: RowView) -> bool:
     return row.likely is not None or any(option.likely is not None for option in row.others)
 
 
+def for_chains(row: RowView) -> RowView:
+    """Return the row as chains of one length for all, or within bounds, are planned for it.
+
+    Sources with likely nodes are left out. Where there is no other one, the first drafts a chain, by its match.
+    """
+    if row.likely is not None and all(option.likely is not None for option in row.others):
+        return row.with_option(row.own._replace(likely=None))
+    return without_likely(row)
+
+
 def without_likely(row: RowView) -> RowView:
     """Return the row without the sources with likely nodes."""
     if not has_likely_nodes(row):

@@ -11,7 +11,7 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.candidates import Candidates
 from distillspec.serving.base.draft_change import DraftChange
 from distillspec.serving.base.plans import Plan, StepResult, decoding_rows
-from distillspec.serving.base.rows import BatchView, has_likely_nodes, without_likely
+from distillspec.serving.base.rows import BatchView, for_chains, has_likely_nodes
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.decision import Decision, matches_of
 from distillspec.serving.control.likely_sources import LikelySources
@@ -150,7 +150,7 @@ class GoodputController:
 
     def _decide_chains(self, view: BatchView, bounds: Floats | None) -> Decision:
         """Plan chains of one source for each row: all of one length, or within bounds."""
-        rows = [row.with_option(row.own) for row in map(without_likely, view.rows)]
+        rows = [row.with_option(row.own) for row in map(for_chains, view.rows)]
         whole, view = view, replace(view, rows=tuple(rows))
         planner = self._planner(view, None)
         survival = self.acceptance.of_rows(rows)[:, : self.speculation_length, 0].cumprod(1)
@@ -253,7 +253,7 @@ class GoodputController:
 
     def _learn_from(self, result: StepResult) -> None:
         rows, view, why = decoding_rows(result), result.view, result.plan.why
-        if isinstance(why, Decision) and (self._likely_sources.used or any(row.others for row in view.rows)):
+        if isinstance(why, Decision) and (self._likely_sources.used or any(r.others or r.likely for r in view.rows)):
             view = replace(view, rows=why.rows)
         read = result.prefill_tokens
         prompts_s = self._costs.latency.prompts_s(len(view.rows), read) if read else 0.0  # a table is made for it

@@ -211,12 +211,19 @@ def make_suffix(
     merge: Sequence[str] = (),
 ) -> SuffixLookup:
     """Look up the text's end in itself and in earlier answers. For the options see `SuffixStore`, `SuffixLookup`."""
-    if "answers" not in parts.kept:
-        vocabulary = parts.sampler.columns.width
-        parts.kept["answers"] = SuffixStore(
-            tokens, vocabulary, shared=shared, folder=folder, exclude=exclude, merge=merge
+    if "suffix" not in parts.kept:
+        settings = parts.settings
+        parts.kept["suffix"] = SuffixLookup(
+            SuffixStore(
+                tokens, parts.sampler.columns.width, shared=shared, folder=folder, exclude=exclude, merge=merge
+            ),
+            least=least,
+            expected=expected,
+            depth=settings.speculation_length,
+            nodes=settings.nodes,
+            wide=settings.chosen_tree != "off",
         )
-    return SuffixLookup(parts.kept["answers"], least=least, expected=expected)
+    return parts.kept["suffix"]
 
 
 def make_recycling(parts: ProposerParts, best: int = 8) -> TokenRecycling:

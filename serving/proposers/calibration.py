@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.tree import ROOT, TokenTree
 
 PRIOR_SHARE, PRIOR_TOKENS = 0.7, 5.0  # the share before anything was seen, and the expected tokens that it is worth
 LEAST_SHARE = 0.1  # share over all sequences: what is taken for hopeless is never tried, and stays hopeless
@@ -38,3 +41,30 @@ class Calibration:
     def forget(self, sequence_id: str) -> None:
         """Drop a sequence that is finished."""
         self._by_sequence.pop(sequence_id, None)
+
+
+def repeats_itself(sequence: SequenceState) -> bool:
+    """Return True for greedy text, which repeats itself more: a group of its own."""
+    return sequence.request.params.temperature == 0
+
+
+def tried(
+    tree: TokenTree, path: Sequence[int], source: str, shares: Callable[[tuple[int, ...]], Mapping[int, float] | None]
+) -> Iterator[tuple[float, bool]]:
+    """Yield, for each node whose children of a source were tried, what was expected of them and whether one was
+    accepted.
+
+    Args:
+        path: the accepted nodes.
+        shares: returns what the source named behind drafted tokens, None where it was not asked.
+    """
+    node, behind = ROOT, tuple[int, ...]()
+    for accepted in (*path, None):
+        children = [child for group in tree.groups_at(node) if group.source == source for child in group.nodes]
+        named = shares(behind)
+        if not children or named is None:
+            return
+        yield sum([named.get(tree.tokens[child], 0.0) for child in children]), accepted in children
+        if accepted is None or accepted not in children:
+            return
+        node, behind = accepted, (*behind, tree.tokens[accepted])

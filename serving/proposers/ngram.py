@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
-from itertools import count
-from pathlib import Path as Folder
+from pathlib import Path
 from typing import NamedTuple
 
 from distillspec.serving.base.likely import FEW_ROWS, LikelyNodes
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.rows import ANY, Option
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.base.tree import NGRAM, ROOT, TokenTree
+from distillspec.serving.base.tree import NGRAM, TokenTree
 from distillspec.serving.proposers.base import ProposalRequest, Proposer
-from distillspec.serving.proposers.calibration import Calibration
+from distillspec.serving.proposers.calibration import Calibration, repeats_itself, tried
+from distillspec.serving.proposers.likely_growth import MOST_NODES, Drafted, LikelyGrowth
 from distillspec.serving.proposers.ngram_tables import NgramTables
 from distillspec.serving.proposers.tree_of_shape import tree_of_shape
 
 OF_PROMPT = 2048  # tokens of a prompt's end that are learnt from
 LEARN_BATCH = 256  # tokens of a text that are learnt at a time: all of a long prompt would hold a step up
 CONFIDENCE_STEPS = 10  # whose acceptance is told apart, where nodes are not planned one by one
-MOST_NODES = 12  # of a row's tree
-ALL_NODES = 128  # of all rows together: growing a node takes microseconds
-LEAST_CHANCE = 0.03  # of a node that is named
-# Growing nodes that are not drafted takes time. So the least chance that is named follows what is drafted, beside more
-# than a few rows: it goes a step towards a share of the first chance that was not drafted, or down where all were.
-NAMED_BELOW, NAMED_STEP, NAMED_MORE = 0.7, 0.2, 0.9
 # Where nothing was drafted for so many rows in turn, texts are learnt from and nodes are grown for one row of so many.
 # Of few rows it is more often, or the end of a rest would pass without one.
 IDLE_AFTER, IDLE_EVERY, IDLE_EVERY_OF_FEW = 64, 61, 17
 
 NO_NGRAMS = (Option(0, False, source=NGRAM),)
-
-Path = tuple[int, ...]  # drafted tokens
 
 
 class Outlook(NamedTuple):
@@ -43,7 +34,7 @@ class Outlook(NamedTuple):
     """
 
     tokens: int
-    behind: dict[Path, dict[int, float]]
+    behind: dict[Drafted, dict[int, float]]
 
 
 class Ngram(Proposer):
@@ -80,24 +71,21 @@ class Ngram(Proposer):
         wide: bool = True,
     ) -> None:
         self.longest, self.least = longest, least
-        self.depth, self.wide = depth, wide
-        self.nodes = min(nodes, MOST_NODES)
+        self.growth = LikelyGrowth(NGRAM, depth, min(nodes, MOST_NODES), wide=wide)
         self.tables = NgramTables(longest, contexts)
         self._read: dict[str, int] = {}  # by sequence, tokens learnt from
         self._outlooks: dict[str, Outlook] = {}  # by sequence
         self._calibration = Calibration()
-        self._floor = LEAST_CHANCE  # of chances that are named
         self._idle = 0  # rows that were asked for since tokens were drafted
-        self._named: dict[str, tuple[float, ...]] = {}  # by sequence, chances of the nodes that were named last
 
     def most_nodes(self, depth: int) -> int:
-        return max(depth, self.nodes)
+        return max(depth, self.growth.nodes)
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         self._idle = 0
         for request in requests:
             self._learn(request.sequence)
-            self._follow(request.sequence.id, request.trees[0].shape.nodes)
+            self.growth.follow(request.sequence.id, request.trees[0].shape.nodes)
         return [self._tree(request.sequence, request.trees[0].shape) for request in requests]
 
     def foreseen(self, sequence: SequenceState) -> tuple[Option, ...]:
@@ -108,7 +96,7 @@ class Ngram(Proposer):
             return NO_NGRAMS
         self.tables.serve(len(self._outlooks))
         self._learn(sequence)
-        self._follow(sequence.id, 0)
+        self.growth.follow(sequence.id, 0)
         best = max(self._behind(sequence, ()).values(), default=0.0)
         likely = self._likely(sequence)
         most, sure = ANY if best else 0, 1 + int(best * CONFIDENCE_STEPS)
@@ -116,19 +104,10 @@ class Ngram(Proposer):
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Compare what was accepted with what was expected. New text is learnt from before the next proposal."""
-        outlook, behind, node = self._outlooks.get(sequence.id), Path(), ROOT
-        if outlook is None:
-            return
-        for accepted in (*path, None):
-            children = [child for group in tree.groups_at(node) if group.source == NGRAM for child in group.nodes]
-            shares = outlook.behind.get(behind)
-            if not children or shares is None:
-                return
-            expected = sum([shares.get(tree.tokens[child], 0.0) for child in children])
-            self._calibration.saw(sequence.id, _group(sequence), expected, accepted in children)
-            if accepted not in children:
-                return
-            node, behind = accepted, (*behind, tree.tokens[accepted])
+        outlook = self._outlooks.get(sequence.id)
+        if outlook is not None:
+            for expected, is_accepted in tried(tree, path, NGRAM, outlook.behind.get):
+                self._calibration.saw(sequence.id, repeats_itself(sequence), expected, is_accepted)
 
     def leave_slot(self, sequence: SequenceState) -> None:
         """Learn from the end of a text, and forget a sequence that does not come back."""
@@ -136,12 +115,12 @@ class Ngram(Proposer):
             self._read[sequence.id] = max(self._read.get(sequence.id, 1), len(sequence.tokens) - LEARN_BATCH)
             self._learn(sequence)
         self._outlooks.pop(sequence.id, None)
-        self._named.pop(sequence.id, None)
+        self.growth.forget(sequence.id)
         if sequence.finish_reason is not None:
             self._read.pop(sequence.id, None)
             self._calibration.forget(sequence.id)
 
-    def keep_in(self, folder: Folder, vocabulary: int) -> None:
+    def keep_in(self, folder: Path, vocabulary: int) -> None:
         """Keep counts in a folder too from now on, if there is none yet. Raises RunError if it cannot be made."""
         self.tables.keep_in(folder, vocabulary)
 
@@ -167,47 +146,15 @@ class Ngram(Proposer):
         self.tables.learn(sequence.request.cache_key, tokens, start, end)
 
     def _likely(self, sequence: SequenceState) -> LikelyNodes:
-        """Return the nodes of the highest chances, best first."""
-        kept = self._calibration.share(sequence.id, _group(sequence))
-        floor = LEAST_CHANCE if self._serves_few else self._floor
-        most = max(2, min(self.nodes, ALL_NODES // max(1, len(self._outlooks))))
-        chances, parents, depths = list[float](), list[int](), list[int]()
-        waiting, order = list[tuple[float, int, int, Path]](), count()  # −chance, order, parent, drafted tokens
-
-        def put(behind: Path, parent: int, chance: float) -> None:
-            best = self._behind(sequence, behind)
-            for token, share in list(best.items())[: None if self.wide else 1]:
-                if (token_chance := chance * min(1.0, kept * share)) >= floor:
-                    heappush(waiting, (-token_chance, next(order), parent, (*behind, token)))
-
-        put((), ROOT, 1.0)
-        while waiting and len(chances) < most:
-            negative, _, parent, path = heappop(waiting)
-            chances.append(-negative)
-            parents.append(parent)
-            depths.append(len(path))
-            goes_on = -negative * min(1.0, kept) >= floor  # else no share is large enough behind it
-            if goes_on and len(path) < self.depth and path[-1] not in sequence.stop_ids:
-                put(path, len(chances) - 1, -negative)
-        self._named[sequence.id] = tuple(chances)
-        return LikelyNodes(NGRAM, tuple(chances), tuple(parents), tuple(depths))
+        kept = self._calibration.share(sequence.id, repeats_itself(sequence))
+        return self.growth.grow(sequence, lambda path: self._behind(sequence, path), kept, len(self._outlooks))
 
     @property
     def _serves_few(self) -> bool:
         """True beside few rows, where a node that is named and not drafted costs little."""
         return len(self._outlooks) <= FEW_ROWS
 
-    def _follow(self, sequence_id: str, drafted: int) -> None:
-        """Name fewer nodes where not all were drafted, and more where all were, or none was named."""
-        named = self._named.pop(sequence_id, None)
-        if named is None:
-            return
-        if drafted < len(named):
-            self._floor += NAMED_STEP * (max(LEAST_CHANCE, NAMED_BELOW * named[drafted]) - self._floor)
-        else:
-            self._floor = max(LEAST_CHANCE, NAMED_MORE * self._floor)
-
-    def _behind(self, sequence: SequenceState, drafted: Path) -> dict[int, float]:
+    def _behind(self, sequence: SequenceState, drafted: Drafted) -> dict[int, float]:
         """Return the tokens that are probable enough behind drafted ones, the best first, with their shares."""
         outlook = self._outlooks.get(sequence.id)
         if outlook is None or outlook.tokens != len(sequence.tokens):
@@ -222,8 +169,3 @@ class Ngram(Proposer):
 
     def _tree(self, sequence: SequenceState, shape: TreeShape) -> TokenTree:
         return tree_of_shape(shape, lambda path: list(self._behind(sequence, tuple(path))), sequence.stop_ids, NGRAM)
-
-
-def _group(sequence: SequenceState) -> bool:
-    """Return what sequences' shares are alike by: True for greedy ones, whose text repeats itself more."""
-    return sequence.request.params.temperature == 0

@@ -15,11 +15,13 @@ LATEST = 24  # occurrences that are compared
 END = -1  # between texts
 
 
+Followed = tuple[int, ...]  # tokens that followed a match
+
+
 class Continuation(NamedTuple):
     """Tokens that followed the longest match."""
 
-    tokens: tuple[int, ...] = ()
-    match: int = 0  # tokens of the match
+    tokens: Followed = ()
     expected: float = 0.0  # of the tokens, how many are right if the text goes on as the occurrences did
 
 
@@ -57,6 +59,9 @@ class _Half:
         return same
 
 
+Place = tuple[_Half, int]  # the place of the token that follows
+
+
 class SuffixIndex:
     """Texts of at most `limit` tokens in all, the newest."""
 
@@ -88,33 +93,51 @@ class SuffixIndex:
         return [(half, end, half.match(end, tail)) for half in self._halves for end in half.ends(run)]
 
 
-def continuation(indices: Sequence[SuffixIndex], text: Sequence[int], most: int, least: float) -> Continuation:
-    """Return what followed the longest match in any of the indices: at each place the most frequent token.
+class Matches:
+    """Where the longest end of a text occurred, and what followed there.
 
-    Args:
-        most: tokens, if the match is as long.
-        least: share of the occurrences that the tokens must have followed.
+    Attributes:
+        match: tokens of that end, 0 for none.
     """
+
+    def __init__(self, places: Sequence[Place] = (), match: int = 0) -> None:
+        self.match = match
+        self._places: dict[Followed, Sequence[Place]] = {(): places}  # behind these tokens, by path
+        self._shares: dict[Followed, dict[int, float]] = {}
+
+    def behind(self, path: Followed) -> dict[int, float]:
+        """Return what followed the match and these tokens, the most frequent first, as shares of all its places."""
+        if path not in self._shares:
+            following: dict[int, list[Place]] = {}
+            for half, end in self._places.get(path, ()):
+                if end < len(half.tokens) and half.tokens[end] != END:
+                    following.setdefault(half.tokens[end], []).append((half, end + 1))
+            best = sorted(following.items(), key=lambda item: -len(item[1]))
+            self._places |= {(*path, token): places for token, places in best}
+            self._shares[path] = {token: len(places) / len(self._places[()]) for token, places in best}
+        return self._shares[path]
+
+    def continuation(self, most: int, least: float) -> Continuation:
+        """Return what followed: at each place the most frequent token.
+
+        Args:
+            most: tokens, if the match is as long.
+            least: share of the occurrences that the tokens must have followed.
+        """
+        tokens, expected = Followed(), 0.0
+        while len(tokens) < min(most, self.match):
+            token, share = next(iter(self.behind(tokens).items()), (END, 0.0))
+            if token == END or share < least:
+                break
+            tokens, expected = (*tokens, token), expected + share
+        return Continuation(tokens, expected)
+
+
+def find_matches(indices: Sequence[SuffixIndex], text: Sequence[int]) -> Matches:
+    """Return the longest matches of a text's end in any of the indices."""
     found = [each for index in indices for each in index.continuations(text)]
-    if not found:
-        return Continuation()
-    match = max(length for _, _, length in found)
-    alive = [(half, end) for half, end, length in found if length == match]
-    all_of_them, tokens, expected = len(alive), list[int](), 0.0
-    while len(tokens) < min(most, match):
-        following: dict[int, list[tuple[_Half, int]]] = {}
-        for half, end in alive:
-            if end < len(half.tokens) and half.tokens[end] != END:
-                following.setdefault(half.tokens[end], []).append((half, end + 1))
-        if not following:
-            break
-        token, alive = max(following.items(), key=lambda item: len(item[1]))
-        share = len(alive) / all_of_them
-        if share < least:
-            break
-        tokens.append(token)
-        expected += share
-    return Continuation(tuple(tokens), match, expected)
+    match = max([length for _, _, length in found], default=0)
+    return Matches([(half, end) for half, end, length in found if length == match], match)
 
 
 def _key(run: Sequence[int]) -> int:

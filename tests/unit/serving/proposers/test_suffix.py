@@ -12,15 +12,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.shape import PlannedTree, TreeShape
+from distillspec.serving.base.tree import SUFFIX
 from distillspec.serving.proposers import answer_files
 from distillspec.serving.proposers.answer_files import AnswerFiles
-from distillspec.serving.proposers.suffix_index import LONGEST, SuffixIndex, continuation
+from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.suffix import SuffixLookup
+from distillspec.serving.proposers.suffix_index import find_matches
 from distillspec.serving.proposers.suffix_store import SuffixStore
 from distillspec.serving.proposers.tenant_tables import OWNERS
 
@@ -29,73 +33,60 @@ from ..conftest import MakeEngine, hf_greedy, prompts
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
-def index_of(*texts: list[int], limit: int = 10_000) -> SuffixIndex:
-    index = SuffixIndex(limit)
+def text_of(tokens: list[int], name: str = "t", stop: frozenset[int] = frozenset()) -> SequenceState:
+    return SequenceState(name, Request(name, (1,)), 0, 0, list(tokens), stop, 20)
+
+
+def known(*texts: list[int], **options: Any) -> SuffixLookup:
+    """A proposer that has answered with these texts."""
+    store = SuffixStore(1000, 50)
     for text in texts:
-        index.add(text)
-    return index
+        store.add(("default", ""), [], text)
+    return SuffixLookup(store, **options)
 
 
-def places_of_the_longest_match(texts: list[list[int]], text: list[int]) -> tuple[list[list[int]], int]:
-    """What follows each occurrence of the longest end of `text` of three tokens or more, and its length."""
-    for match in range(min(len(text), LONGEST), 2, -1):
-        rest = [
-            other[end:]
-            for other in texts
-            for end in range(match, len(other))
-            if other[end - match : end] == text[-match:]
-        ]
-        if rest:
-            return rest, match
-    return [], 0
+def test_what_followed_is_proposed_in_trees_that_are_named_with_their_chances() -> None:
+    proposer = known(*[[1, 2, 3, 4, 5]] * 3, [1, 2, 3, 6, 7], [1, 2, 3, 6, 8])
+    text = text_of([9, 1, 2, 3])
+    (option,) = proposer.foreseen(text)
+    likely = option.likely
+    assert option.wide
+    assert likely is not None
+    kept = likely.chances[0] / (3 / 5)
+    assert likely.chances == pytest.approx([kept * 3 / 5, kept**2 * 3 / 5, kept * 2 / 5, *[kept**2 / 5] * 2])
+    assert (likely.parents, likely.depths) == ((-1, 0, -1, 2, 2), (1, 2, 1, 2, 2))
+    for count in range(1, 6):
+        (found,) = proposer.propose([ProposalRequest(text, (PlannedTree(SUFFIX, likely.first(count).shape),))])
+        assert len(found) == count, "what is named is what is proposed"
+    assert dict(zip(found.tokens, found.parents, strict=True)).keys() == {4, 5, 6, 7, 8}
+    assert {(group.source, group.kind) for group in found.groups} == {(SUFFIX, "deterministic")}
+    (ended,) = proposer.propose(
+        [ProposalRequest(text_of([1, 2, 3], "s", frozenset([4])), (PlannedTree(SUFFIX, TreeShape.full((1, 1))),))]
+    )
+    assert ended.tokens == (4,)
 
 
-def test_what_followed_the_longest_match_is_proposed() -> None:
-    generator, lengths = torch.Generator().manual_seed(0), set()
-    for _ in range(300):
-        texts = [torch.randint(0, 4, (30,), generator=generator).tolist() for _ in range(4)]
-        text = torch.randint(0, 4, (12,), generator=generator).tolist()
-        found = continuation([index_of(*texts[:2]), index_of(*texts[2:])], text, 8, 0.3)
-        alive, match = places_of_the_longest_match(texts, text)
-        assert found.match == match
-        count, expected = len(alive), 0.0
-        for place in range(len(found.tokens) + 1):
-            following = Counter(rest[place] for rest in alive if place < len(rest))
-            best = max(following.values(), default=0)
-            if place == len(found.tokens):
-                assert place == min(8, match) or best < 0.3 * count or not best
-                break
-            assert following[found.tokens[place]] == best >= 0.3 * count
-            alive = [rest for rest in alive if place < len(rest) and rest[place] == found.tokens[place]]
-            expected += len(alive) / count
-        assert found.expected == pytest.approx(expected)
-        lengths.add(len(found.tokens))
-    assert len(lengths) > 3
+def test_chains_alone_are_named_without_siblings_and_a_match_bounds_them() -> None:
+    texts = [*[[1, 2, 3, 4, 5, 6, 7]] * 3, [1, 2, 3, 9, 9, 9, 9]]
+    (option,) = known(*texts, wide=False, depth=8).foreseen(text_of([0, 1, 2, 3]))
+    assert not option.wide
+    assert option.likely is not None
+    assert (option.likely.parents, option.limit) == ((-1, 0, 1), 3), "as many as match"
 
 
-def test_the_most_frequent_token_is_proposed_and_a_rare_one_is_not() -> None:
-    index = index_of(*[[7, 1, 2, 3, 4, 4, 4]] * 3, [7, 1, 2, 3, 5, 5, 5])
-    found = continuation([index], [7, 1, 2, 3], 3, 0.1)
-    assert (found.tokens, found.match, found.expected) == ((4, 4, 4), 4, 2.25)
-    assert continuation([index], [7, 1, 2, 3], 3, 0.8).tokens == ()
-    assert continuation([index], [9, 9, 2, 3], 3, 0.1).tokens == ()
-    assert continuation([index], [1, 2], 3, 0.1).match == 0
-    assert continuation([index], [4, 4, 4], 3, 0.1).tokens == (), "a text's end is no beginning of the next"
-
-
-def test_a_match_bounds_the_proposal() -> None:
-    index = index_of([1, 2, 3, 4, 5, 6, 7, 8, 9])
-    assert continuation([index], [0, 1, 2, 3], 8, 0.1).tokens == (4, 5, 6)
-    assert continuation([index], [1, 2, 3, 4, 5], 8, 0.1).tokens == (6, 7, 8, 9)
-
-
-def test_old_texts_give_way() -> None:
-    index = SuffixIndex(200)
-    for number in range(100):
-        index.add([number] * 3 + [1000 + number] * 6)
-    assert len(index) <= 200
-    assert continuation([index], [99] * 3, 4, 0.1).tokens == (1099,) * 3
-    assert continuation([index], [5] * 3, 4, 0.1).tokens == ()
+def test_chances_follow_what_is_accepted_behind_matches_as_long() -> None:
+    texts = [[1, 2, 3, 4, 5, 6, 7, 8, 9]] * 3
+    proposer, short, long = known(*texts), text_of([0, 1, 2, 3], "a"), text_of([1, 2, 3, 4, 5, 6], "b")
+    chance = {}
+    for moment in ("before", "after"):
+        for name, text in (("short", short), ("long", long)):
+            likely = proposer.foreseen(text)[0].likely
+            chance[name, moment] = likely.chances[0] if likely is not None and likely.chances else 0.0
+        for _ in range(20):
+            (found,) = proposer.propose([ProposalRequest(short, (PlannedTree(SUFFIX, TreeShape.full((1,))),))])
+            proposer.committed(short, found, ())
+    assert chance["short", "after"] < 0.6 * chance["short", "before"]
+    assert chance["long", "after"] == chance["long", "before"] > 0.5
 
 
 def test_texts_survive_a_restart_and_are_the_tenants_own(tmp_path: Path) -> None:
@@ -104,17 +95,17 @@ def test_texts_survive_a_restart_and_are_the_tenants_own(tmp_path: Path) -> None
     store.add(("b", ""), [1, 2, 3], [8, 8, 8, 8])
     again = SuffixStore(1000, 50, folder=str(tmp_path / "answers"))
     for tenant, wanted in (("a", (4, 5, 6)), ("b", (8, 8, 8)), ("c", ())):
-        assert continuation([again.index((tenant, ""))], [1, 2, 3], 3, 0.1).tokens == wanted
+        assert find_matches([again.index((tenant, ""))], [1, 2, 3]).continuation(3, 0.1).tokens == wanted
     files = list((tmp_path / "answers").iterdir())
     assert len(files) == 2
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert (tmp_path / "answers").stat().st_mode & 0o777 == 0o700
     again.forget("a")
     assert len(list((tmp_path / "answers").iterdir())) == 1
-    assert continuation([again.index(("a", ""))], [1, 2, 3], 3, 0.1).tokens == ()
+    assert find_matches([again.index(("a", ""))], [1, 2, 3]).continuation(3, 0.1).tokens == ()
     shared = SuffixStore(1000, 50, shared=True)
     shared.add(("a", ""), [1, 2, 3], [4, 5, 6, 7])
-    assert continuation([shared.index(("b", ""))], [1, 2, 3], 3, 0.1).tokens == (4, 5, 6)
+    assert find_matches([shared.index(("b", ""))], [1, 2, 3]).continuation(3, 0.1).tokens == (4, 5, 6)
 
 
 @pytest.mark.parametrize("cut", [1, 5, 9])
@@ -191,7 +182,7 @@ def test_a_folder_that_fails_ends_no_request(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(AnswerFiles, "append", full)
     store.add(("a", ""), [1, 2, 3], [4, 5, 6, 7])
-    assert continuation([store.index(("a", ""))], [1, 2, 3], 3, 0.1).tokens == (4, 5, 6)
+    assert find_matches([store.index(("a", ""))], [1, 2, 3]).continuation(3, 0.1).tokens == (4, 5, 6)
 
 
 @pytest.mark.parametrize("proposer", ["suffix", "suffix_else_model"])
@@ -213,6 +204,32 @@ def test_answers_are_those_without_and_a_repeated_prompt_takes_fewer_steps(
         engine.close()
     assert steps[0] > 1.3 * steps[1]
     assert steps[2] == steps[3] <= steps[1], "what was answered before the restart is known after it"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"proposer": "suffix", "lengths": "step"},
+        {"proposer": "suffix", "max_time_per_token_s": 10.0},
+        {"proposer": ["ngram", "suffix", "draft_model"]},
+        {"proposer": ["suffix", "draft_model"], "tree": "off"},
+    ],
+)
+def test_it_drafts_in_chains_within_bounds_and_beside_others(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, options: dict[str, Any]
+) -> None:
+    asked = [prompt for prompt in prompts(6) if len(prompt) > 4]
+    wanted = [hf_greedy(target, prompt, 24) for prompt in asked]
+    settings = {"controller": "goodput", "speculation_length": 6, "measure_costs_s": 0.0, **options}
+    engine = make_engine(draft if "draft_model" in options["proposer"] else None, **settings)
+    drafted = Counter[str]()
+    for _ in range(3):
+        for prompt, tokens in zip(asked, wanted, strict=True):
+            (output,) = engine.generate([prompt], replace(GREEDY, ignore_eos=False))
+            assert list(output.token_ids) == tokens
+            drafted.update(output.stats.accepted_by_source)
+    assert drafted["suffix"] + drafted["ngram"] > 10
+    engine.check_integrity()
 
 
 def test_tenants_see_nothing_of_each_other_and_deletion_reaches_the_store(
@@ -255,8 +272,8 @@ def test_parties_of_one_tenant_and_excluded_tenants_are_kept_apart(tmp_path: Pat
     store = SuffixStore(1000, 50, folder=str(tmp_path), exclude=["secret"])
     store.add(("a", "x"), [1, 2, 3], [4, 5, 6, 7])
     store.add(("secret", ""), [1, 2, 3], [4, 5, 6, 7])
-    assert continuation([store.index(("a", "y"))], [1, 2, 3], 3, 0.1).tokens == ()
-    assert continuation([store.index(("secret", ""))], [1, 2, 3], 3, 0.1).tokens == ()
+    assert find_matches([store.index(("a", "y"))], [1, 2, 3]).continuation(3, 0.1).tokens == ()
+    assert find_matches([store.index(("secret", ""))], [1, 2, 3]).continuation(3, 0.1).tokens == ()
     assert len(list(tmp_path.iterdir())) == 1
     store.forget("a")
     assert list(tmp_path.iterdir()) == []
@@ -304,7 +321,7 @@ def test_a_client_with_a_new_salt_each_time_fills_neither_memory_nor_disk(
     again = SuffixStore(1000, 50, folder=str(tmp_path))
     assert len(again.index(("quiet", ""))) > 0, "and on disk"
     newest = again.index(("flood", str(3 * OWNERS - 1)))
-    assert continuation([newest], [1, 2, 3], 3, 0.1).tokens == (4, 5, 6)
+    assert find_matches([newest], [1, 2, 3]).continuation(3, 0.1).tokens == (4, 5, 6)
 
 
 def test_texts_of_replicas_are_merged_and_a_deletion_reaches_all_of_them(tmp_path: Path) -> None:
@@ -315,11 +332,11 @@ def test_texts_of_replicas_are_merged_and_a_deletion_reaches_all_of_them(tmp_pat
     held = {file: file.read_bytes() for file in (tmp_path / "two").iterdir()}
     one = SuffixStore(1000, 50, folder=folders[0], merge=folders, exclude=["secret"])
     for tenant, wanted in (("a", (4, 5, 6)), ("b", (8, 8, 8)), ("c", ())):
-        assert continuation([one.index((tenant, ""))], [1, 2, 3], 3, 0.1).tokens == wanted
+        assert find_matches([one.index((tenant, ""))], [1, 2, 3]).continuation(3, 0.1).tokens == wanted
     one.add(("a", ""), [11, 12, 13], [14, 15, 16])
     again = SuffixStore(1000, 50, folder=folders[0], merge=folders)
     for text, wanted in (([1, 2, 3], (4, 5, 6)), ([11, 12, 13], (14, 15, 16))):
-        assert continuation([again.index(("a", ""))], text, 3, 0.1).tokens == wanted
+        assert find_matches([again.index(("a", ""))], text).continuation(3, 0.1).tokens == wanted
     assert {file: file.read_bytes() for file in (tmp_path / "two").iterdir()} == held, "others' files stay as they are"
     again.forget("a")
     for folder in folders[:2]:
