@@ -21,7 +21,7 @@ SMALLEST_SHARE = 0.01  # for the same reason
 # The longest stop of a trainer that is ahead of its share, and the run after it, long enough to end a transaction. A
 # run of five milliseconds costs a step of the engine fifteen.
 STILL_S, RELEASE_S = 5.0, 0.01
-URGENT_SHARE = 0.3  # at least, while its work is urgent. Beside a trainer that runs, tokens take eight times as long
+URGENT_SHARE = 0.5  # at least, while its work is urgent. Beside a trainer that runs, tokens take eight times as long
 AHEAD_S = 60.0  # beside requests, after which a trainer is not ahead any more, however long it ran between them
 CAN_STOP = sys.platform == "linux"  # elsewhere nothing would end a stopped trainer whose server was killed
 
