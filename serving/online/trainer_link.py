@@ -118,8 +118,8 @@ class TrainerLink:
 
         Args:
             idle: no request runs now.
-            suspects: versions that the trainer is to compare with their predecessors. For `URGENT_S` nothing holds it
-                back.
+            suspects: versions that the trainer is to compare with their predecessors. For `URGENT_S` it has a larger
+                share of the time.
         """
         until_s = self._urgent_until(suspects)
         suspects_until_s = until_s if suspects else None
