@@ -63,15 +63,8 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
     ),
     "profile": (*_TARGET, "draft.path", "profile.contexts", "profile.rows", "profile.lengths", "profile.rounds"),
     "simulate": (
-        *(
-            "policies",
-            "speculation_length",
-            "tree",
-            "workload.requests",
-            "workload.rates",
-            "workload.trace",
-            "workload.alpha",
-        ),
+        *("policies", "speculation_length", "tree"),
+        *("workload.requests", "workload.rates", "workload.trace", "workload.alpha"),
         *("workload.prompt_tokens", "workload.output_tokens", "hardware.profile", "hardware.slots", "seed"),
     ),
     "serve": (

@@ -18,8 +18,7 @@ from distillspec.serving.proposers.suffix_store import SuffixStore
 from distillspec.serving.proposers.tree_of_shape import tree_of_shape
 
 MOST_TOKENS = 32  # of a path
-# Lengths of matches whose acceptance is told apart.
-MATCH_STEPS = (3, 4, 6, 8, 12, 16, 24, 32, 48, LONGEST)
+MATCH_STEPS = (3, 4, 6, 8, 12, 16, 24, 32, 48, LONGEST)  # lengths of matches whose acceptance is told apart
 
 NO_MATCH = Matches()
 

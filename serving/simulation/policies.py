@@ -140,10 +140,12 @@ def _make_policy(
         return Policy(name, _of_heads(latency))
     if re.fullmatch(r"medusa-top[1-9]", name):
         return Policy(name, FixedTree(TreeShape.full((int(name[-1]),) * HEADS)))
-    if tree_settings(name, settings) is not None:
-        _check_simulated(name)
-        return Policy(name, _named(name, speculation_length, latency, settings))
-    if name in CONTROLLER_NAMES or (name in CONTROLLERS and name != "fixed") or (FIXED.fullmatch(name)):
+    is_tree = tree_settings(name, settings) is not None
+    if is_tree and name.startswith(CUT):  # a trace has the ranks of tokens alone
+        raise ConfigError(
+            f"policy {name} chooses nodes by a draft's scores, which a simulation lacks; use tree-3-2 or so"
+        )
+    if is_tree or name in CONTROLLER_NAMES or (name in CONTROLLERS and name != "fixed") or FIXED.fullmatch(name):
         return Policy(name, _named(name, speculation_length, latency, settings))
     raise ConfigError(f"policies: {name} is not known; use some of {', '.join(POLICY_NAMES)}")
 
@@ -222,14 +224,6 @@ class Oracle(LengthController):
     def _run(self, sequence_id: str, context_tokens: int) -> int:
         prompt_tokens, runs = self._known[sequence_id]
         return runs[context_tokens - prompt_tokens]
-
-
-def _check_simulated(name: str) -> None:
-    """Raise ConfigError for trees whose nodes a draft's own scores choose: a trace has the ranks of tokens alone."""
-    if name.startswith(CUT):
-        raise ConfigError(
-            f"policy {name} chooses nodes by a draft's scores, which a simulation lacks; use tree-3-2 or so"
-        )
 
 
 def _named(name: str, speculation_length: int, latency: LatencyModel, settings: EngineConfig) -> LengthController:
